@@ -1,0 +1,266 @@
+"""Content-addressed files: payloads too large to travel or be journaled inline are named by their hash.
+
+In: bytes, files, or the chunks of an upload. Out: files at `root/<first two hex digits>/<blake3, 64 hex digits>`, each
+complete, verified and on disk before its name exists. Never: a path taken from outside (digests are 64 hex digits,
+nothing else), a half-written blob under its final name, or a word about who may read what (that is the caller's).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import blake3
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobStoreFullError(OSError):
+    """The disk has no room for a blob; nothing of the failed write is left."""
+
+
+class BlobStore:
+    """A folder of immutable blobs, safe to share between the processes of one host.
+
+    Args:
+        root: folder of the store; made if it is missing. Partial uploads lie in `root/partial`, on the same file
+            system, so that a finished one is moved into place atomically.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._partial = root / "partial"
+        self._partial.mkdir(parents=True, exist_ok=True)
+        self._announced: dict[str, int] = {}  # digest -> bytes, of the uploads begun in this process
+
+    # Whole blobs
+
+    def put_bytes(self, data: bytes | memoryview) -> str:
+        """Store `data` and return its digest; storing the same again is cheap and changes nothing.
+
+        Raises:
+            BlobStoreFullError: if the disk is full.
+        """
+        digest = blake3.blake3(data).hexdigest()
+        if not self.has(digest):
+            with self._temporary() as temporary:
+                with temporary.open("wb") as file:
+                    file.write(data)
+                self._publish(temporary, digest)
+        return digest
+
+    def put_file(self, path: Path, *, move: bool = False) -> tuple[str, int]:
+        """Store the content of a file.
+
+        Args:
+            path: the file; it must not change meanwhile.
+            move: give the file itself to the store (no copy where both lie on one file system).
+
+        Returns:
+            The digest and the number of bytes.
+
+        Raises:
+            BlobStoreFullError: if the disk is full.
+        """
+        digest, nbytes = digest_file(path), path.stat().st_size
+        if not self.has(digest):
+            with self._temporary() as temporary:
+                if move:
+                    shutil.move(path, temporary)
+                else:
+                    shutil.copyfile(path, temporary)
+                self._publish(temporary, digest)
+        elif move:
+            path.unlink()
+        return digest, nbytes
+
+    def has(self, digest: str) -> bool:
+        """Return whether the complete blob is here."""
+        return self._place(digest).is_file()
+
+    def path(self, digest: str) -> Path:
+        """Return the blob's file, to be read only.
+
+        Raises:
+            KeyError: if the blob is not here.
+        """
+        place = self._place(digest)
+        if not place.is_file():
+            raise KeyError(f"blob {digest} is not in this store; send it again")
+        return place
+
+    def size(self, digest: str) -> int:
+        """Return the blob's length in bytes; KeyError if it is not here."""
+        return self.path(digest).stat().st_size
+
+    def read(self, digest: str, offset: int, length: int) -> bytes:
+        """Return at most `length` bytes from `offset` on, fewer at the end; KeyError if the blob is not here."""
+        with self.path(digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def delete(self, digest: str) -> bool:
+        """Remove a blob; return whether it was there."""
+        try:
+            self._place(digest).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    # Uploads in chunks, resumable after a restart of either side
+
+    def begin(self, digest: str, nbytes: int) -> int:
+        """Announce an upload, or ask how far it came.
+
+        Returns:
+            The offset from which bytes are missing: `nbytes` if the blob is complete already.
+
+        Raises:
+            ValueError: if the digest or the length is none.
+            BlobStoreFullError: if the disk has no room for the rest.
+        """
+        if nbytes < 0:
+            raise ValueError(f"a blob of {nbytes} bytes cannot be uploaded: the length must be 0 or more")
+        if self.has(digest):
+            return nbytes
+        upload = self._upload(digest)
+        there = upload.stat().st_size if upload.exists() else 0
+        if there > nbytes:  # an earlier announcement gave another length: one of the two is wrong, so start anew
+            upload.unlink()
+            there = 0
+        if nbytes - there > shutil.disk_usage(self._partial).free:
+            raise BlobStoreFullError(
+                errno.ENOSPC, f"the disk has no room for the {nbytes - there} missing bytes of blob {digest}"
+            )
+        self._announced[digest] = nbytes
+        return there
+
+    def append(self, digest: str, offset: int, data: bytes | memoryview) -> int:
+        """Write a chunk of an upload; the same chunk again changes nothing.
+
+        Returns:
+            The offset from which bytes are missing now.
+
+        Raises:
+            ValueError: if the upload was not begun, or the chunk leaves a hole or goes past the announced length.
+            BlobStoreFullError: if the disk is full; the upload stays as it was before this chunk.
+        """
+        if self.has(digest):
+            return self.size(digest)
+        nbytes = self._announced.get(digest)
+        if nbytes is None:
+            raise ValueError(f"the upload of blob {digest} was not begun here: begin it again to learn its offset")
+        upload = self._upload(digest)
+        there = upload.stat().st_size if upload.exists() else 0
+        if not 0 <= offset <= there:
+            raise ValueError(f"a chunk of blob {digest} starts at byte {offset}, but the next missing byte is {there}")
+        if offset + len(data) > nbytes:
+            raise ValueError(f"a chunk of blob {digest} goes past the announced {nbytes} bytes")
+        with _full_disk_is_clean():
+            try:
+                with upload.open("r+b" if there else "wb") as file:
+                    file.seek(offset)
+                    file.write(data)
+            except OSError:
+                if upload.exists():
+                    os.truncate(upload, there)
+                raise
+        return max(there, offset + len(data))
+
+    def finish(self, digest: str) -> None:
+        """Verify an upload and give it its name, durably.
+
+        Raises:
+            ValueError: if bytes are missing, or the content has another hash (the upload is removed then).
+        """
+        if self.has(digest):
+            return
+        upload = self._upload(digest)
+        there = upload.stat().st_size if upload.exists() else 0
+        nbytes = self._announced.get(digest)
+        if nbytes is None or there < nbytes:
+            raise ValueError(
+                f"the upload of blob {digest} is not complete: {there} of {nbytes or 'unknown'} bytes came"
+            )
+        if nbytes == 0:
+            upload.touch()
+        actual = digest_file(upload)
+        del self._announced[digest]
+        if actual != digest:
+            upload.unlink()
+            raise ValueError(f"the uploaded bytes have digest {actual}, not {digest}: send the blob again")
+        self._publish(upload, digest)
+
+    def sweep(self, older_than_s: float = 86_400.0) -> int:
+        """Remove partial uploads and temporary files that nobody wrote to for a while; return how many."""
+        limit, removed = time.time() - older_than_s, 0
+        for path in self._partial.iterdir():
+            if path.stat().st_mtime < limit:
+                path.unlink(missing_ok=True)
+                self._announced.pop(path.name, None)
+                removed += 1
+        return removed
+
+    # Where things lie
+
+    def _place(self, digest: str) -> Path:
+        return self._root / check_digest(digest)[:2] / digest
+
+    def _upload(self, digest: str) -> Path:
+        return self._partial / check_digest(digest)
+
+    @contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        path = self._partial / f"new-{uuid.uuid4().hex}"
+        try:
+            with _full_disk_is_clean():
+                yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _publish(self, source: Path, digest: str) -> None:
+        """Make `source` durable, then visible under its digest, in this order."""
+        place = self._place(digest)
+        place.parent.mkdir(exist_ok=True)
+        _sync(source)
+        source.replace(place)
+        _sync(place.parent)
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is one; ValueError otherwise (so that no path can be smuggled in)."""
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"'{digest[:80]}' is no blob digest: a digest is 64 lower-case hex digits")
+    return digest
+
+
+def digest_file(path: Path) -> str:
+    """Return the blake3 hash of a file's content, 64 hex digits."""
+    return blake3.blake3().update_mmap(path).hexdigest()
+
+
+@contextmanager
+def _full_disk_is_clean() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BlobStoreFullError(
+                error.errno, "the disk is full: free some space and send the blob again"
+            ) from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
