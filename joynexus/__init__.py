@@ -1,0 +1,1 @@
+"""JoyNexus: multi-tenant post-training of vision-language-action policies; this package is the tenant's side."""

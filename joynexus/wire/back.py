@@ -1,0 +1,406 @@
+"""What workers and the master say to each other (back domain).
+
+A worker registers, then is given work up to its credit and answers each piece once. Work is named by `(task, attempt)`:
+an answer counts only while that attempt is assigned to the worker's incarnation, so a worker that was declared dead can
+change nothing any more.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from joynexus.contract import Contract
+from joynexus.datasets import Fault
+from joynexus.specs import PolicySpec
+from joynexus.wire.arrays import Array
+from joynexus.wire.errors import Failure
+from joynexus.wire.front import ActionError, DatasetSamples, EpisodeResult, FileEntry, OpResult, Wire
+
+Role = Literal["trainer", "inference", "env", "health"]
+
+
+class Register(Wire, frozen=True, kw_only=True):
+    """First message of a worker, and again after `NOT_REGISTERED`. Answer: `Registered`, or `FORBIDDEN`.
+
+    Attributes:
+        incarnation: random id of this process's life; a restarted process has another.
+        credit: pieces of work it takes at once, by lane: trainer `{"train": n}`, inference `{"predict": n}`,
+            env `{"simulator": n, "data": n}`.
+        backbone, batch_key: digest and hard batch key of its backbone (trainer, inference).
+        serves: simulator families (`metaworld`) and `datasets`, `sampler` (env).
+        mounted: data sets found in the operator's folder (env).
+        detail: for status: device, numerics verdict, software versions.
+    """
+
+    role: Role
+    incarnation: str
+    pid: int
+    credit: dict[str, int]
+    backbone: str = ""
+    backbone_name: str = ""
+    batch_key: str = ""
+    serves: tuple[str, ...] = ()
+    mounted: tuple[str, ...] = ()
+    detail: dict[str, str] = {}
+
+
+class Registered(Wire, frozen=True, kw_only=True):
+    """Welcome.
+
+    Attributes:
+        worker: name given by the master, e.g. `trainer-1`.
+        beat_ms: send a `Beat` this often.
+        lost: tasks of this incarnation that were given to others meanwhile: drop them.
+    """
+
+    worker: str
+    beat_ms: int
+    lost: tuple[str, ...] = ()
+
+
+class Beat(Wire, frozen=True, kw_only=True):
+    """I live, and the work loop has advanced to `progress`. Answer: `BeatAck`.
+
+    Attributes:
+        phase: as in `RoleStatus`.
+        busy_s: CPU time (or CUDA time) of the work loop since the process started.
+    """
+
+    progress: int
+    phase: str
+    busy_s: float
+    detail: dict[str, str] = {}
+
+
+class BeatAck(Wire, frozen=True, kw_only=True):
+    """Heard. `cancelled` names tasks that nobody wants any more."""
+
+    cancelled: tuple[str, ...] = ()
+
+
+class Leaving(Wire, frozen=True, kw_only=True):
+    """I finish what I have and go; give me nothing new. Answer: `BeatAck`."""
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+class OpenSlot(Wire, frozen=True, kw_only=True):
+    """Bring a policy into memory: from its checkpoint, or fresh from its spec. Part of `TrainGroup`.
+
+    Attributes:
+        checkpoint: blob digest of the checkpoint; empty for a fresh slot.
+        applied_seq: op up to which the checkpoint covers; 0 for a fresh slot (ops count from 1).
+    """
+
+    tenant: str
+    policy: str
+    spec: PolicySpec
+    checkpoint: str = ""
+    applied_seq: int = 0
+
+
+TrainKind = Literal["forward_backward", "optim_step", "train_step", "publish", "save_state", "load_state", "checkpoint"]
+
+
+class TrainItem(Wire, frozen=True, kw_only=True):
+    """One op for the trainer.
+
+    Attributes:
+        seq: the op's number; `checkpoint` is not an op and has the number of the last op before it.
+        kind: `train_step` is `forward_backward` and `optim_step` in one, as jobs use it.
+        samples: for inline data: the samples with array frames counted from `first_buffer`.
+        payload: or the blob that holds them (see `ForwardBackward`).
+        dataset: or steps of a prepared data set; `dataset.dataset` is the blob digest of its encoded manifest.
+        feature_scope: whose features may be shared: `tenant:<id>`, or `shared:<data set>`.
+        version: for `publish`, the number to give it.
+        state: for `load_state`, the blob digest of the state.
+        replay: it was applied before by an earlier incarnation; the result is only compared.
+    """
+
+    tenant: str
+    policy: str
+    seq: int
+    kind: TrainKind
+    samples: bytes = b""
+    first_buffer: int = 0
+    buffers: int = 0
+    payload: str = ""
+    dataset: DatasetSamples | None = None
+    feature_scope: str = ""
+    version: int = 0
+    state: str = ""
+    replay: bool = False
+
+
+class TrainGroup(Wire, frozen=True, kw_only=True):
+    """Work for a trainer: slots to open first, then items; items of one policy are in order of seq.
+
+    Each item is answered by one `TrainDone` as soon as its part is done; the credit returns with the last.
+    """
+
+    task: str
+    attempt: int
+    slots: tuple[OpenSlot, ...] = ()
+    items: tuple[TrainItem, ...] = ()
+    close: tuple[tuple[str, str], ...] = ()
+    """Policies (tenant, policy) to drop from memory; they were checkpointed."""
+
+
+class TrainDone(Wire, frozen=True, kw_only=True):
+    """One item is done.
+
+    Attributes:
+        result: as the tenant will see it.
+        checkpoint: for `checkpoint` (and `save_state`): blob digest, put into the blob store before this was sent.
+        nbytes: size of the blob in `checkpoint` or `result.digest`.
+        step: optimizer steps of the policy so far.
+        busy_s: the item's share of busy time (a shared forward divided by rows).
+        samples, backbone_forwards: counts for metering.
+        last: the group is done.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    policy: str
+    seq: int
+    kind: TrainKind
+    result: OpResult
+    checkpoint: str = ""
+    nbytes: int = 0
+    step: int = 0
+    busy_s: float = 0.0
+    samples: int = 0
+    backbone_forwards: int = 0
+    last: bool = False
+
+
+class SlotFailed(Wire, frozen=True, kw_only=True):
+    """A slot could not be opened; its items are not done."""
+
+    task: str
+    attempt: int
+    tenant: str
+    policy: str
+    error: Failure
+    last: bool = False
+
+
+# --------------------------------------------------------------------------------------------------- inference
+
+
+class PredictItem(Wire, frozen=True, kw_only=True):
+    """One request in a group.
+
+    Attributes:
+        request: names it within the task.
+        version, digest: version that is to act, and its blob.
+        act: the asker's `Act`, encoded; its array frames count from `first_buffer`.
+    """
+
+    request: str
+    tenant: str
+    policy: str
+    version: int
+    digest: str
+    act: bytes
+    first_buffer: int
+    buffers: int
+
+
+class PredictGroup(Wire, frozen=True, kw_only=True):
+    """Work for an inference worker: one backbone forward over all rows of all items. Answer: `PredictDone`."""
+
+    task: str
+    attempt: int
+    items: tuple[PredictItem, ...]
+
+
+class Predicted(Wire, frozen=True, kw_only=True):
+    """Answer to one item: actions [R, chunk, A] float32, or an error."""
+
+    request: str
+    version: int = 0
+    actions: Array | None = None
+    error: Failure | None = None
+    rows: int = 0
+    busy_s: float = 0.0
+    backbone_forwards: int = 0
+
+
+class PredictDone(Wire, frozen=True, kw_only=True):
+    """All answers of a group; `actions.frame` counts the message's buffers."""
+
+    task: str
+    attempt: int
+    items: tuple[Predicted, ...]
+
+
+class WeightsOffer(Wire, frozen=True, kw_only=True):
+    """A new version exists. The worker pulls the blob, checks it, and answers `WeightsApplied` or `WeightsRefused`."""
+
+    tenant: str
+    policy: str
+    version: int
+    digest: str
+    nbytes: int
+
+
+class WeightsApplied(Wire, frozen=True, kw_only=True):
+    """The version is in memory and may act."""
+
+    tenant: str
+    policy: str
+    version: int
+
+
+class WeightsRefused(Wire, frozen=True, kw_only=True):
+    """The version is unusable; the old one keeps serving."""
+
+    tenant: str
+    policy: str
+    version: int
+    error: Failure
+
+
+# --------------------------------------------------------------------------------------------------------- env
+
+
+class PrepareDataset(Wire, frozen=True, kw_only=True):
+    """Read and check a data set once (lane `data`). Answer: `DatasetPrepared`.
+
+    Attributes:
+        files: files of a pushed set, as blobs; empty for a mounted set.
+        mounted: name of the folder in the operator's directory; empty for a pushed set.
+        image_side: resize pictures to this many pixels a side; 0 keeps them.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    dataset: str
+    files: tuple[FileEntry, ...] = ()
+    mounted: str = ""
+    image_side: int = 0
+
+
+class DatasetPrepared(Wire, frozen=True, kw_only=True):
+    """What a data set is, or why it cannot be used.
+
+    Attributes:
+        manifest: blob digest of the encoded `DatasetManifest`; empty if it has errors.
+        blobs: digests and sizes of the episode blobs, for accounting.
+    """
+
+    task: str
+    attempt: int
+    manifest: str = ""
+    manifest_nbytes: int = 0
+    blobs: tuple[tuple[str, int], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    busy_s: float = 0.0
+
+
+class SampleIndices(Wire, frozen=True, kw_only=True):
+    """Draw a page of training batches (lane `data`). Answer: `IndicesDrawn`.
+
+    Attributes:
+        manifest: blob digest of the encoded `DatasetManifest`.
+        holdout_episodes: episodes at the end that are never drawn.
+        seed, batch_size: of the job.
+        first_step, steps: which page.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    manifest: str
+    holdout_episodes: int
+    seed: int
+    batch_size: int
+    first_step: int
+    steps: int
+
+
+class IndicesDrawn(Wire, frozen=True, kw_only=True):
+    """The page: for each step its indices."""
+
+    task: str
+    attempt: int
+    batches: tuple[tuple[int, ...], ...] = ()
+    error: Failure | None = None
+    busy_s: float = 0.0
+
+
+class Rollout(Wire, frozen=True, kw_only=True):
+    """Run episodes of a simulator with a fixed version (lane `simulator`). Answer: `RolloutDone`.
+
+    The worker asks for actions with `WorkerAct`, for all its live rows at once.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    policy: str
+    version: int
+    contract: Contract
+    chunk: int
+    env: str
+    seeds: tuple[int, ...]
+    videos: tuple[int, ...] = ()
+    """Seeds whose episodes are recorded."""
+    episode_limit: int = 0
+    execute: int = 0
+
+
+class RolloutDone(Wire, frozen=True, kw_only=True):
+    """Episodes in seed order, or why they could not be run."""
+
+    task: str
+    attempt: int
+    episodes: tuple[EpisodeResult, ...] = ()
+    contract_digest: str = ""
+    software: dict[str, str] = {}
+    videos: tuple[tuple[str, int], ...] = ()
+    error: Failure | None = None
+    busy_s: float = 0.0
+
+
+class EvaluateActions(Wire, frozen=True, kw_only=True):
+    """Compare a version's actions with recorded ones (lane `data`). Answer: `ActionsEvaluated`.
+
+    The worker asks for actions with `WorkerAct`.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    policy: str
+    version: int
+    spec: PolicySpec
+    manifest: str
+    episodes: tuple[int, ...]
+
+
+class ActionsEvaluated(Wire, frozen=True, kw_only=True):
+    """The error, or why it could not be measured."""
+
+    task: str
+    attempt: int
+    result: ActionError | None = None
+    error: Failure | None = None
+    busy_s: float = 0.0
+
+
+class WorkerAct(Wire, frozen=True, kw_only=True):
+    """A rollout asks for actions on behalf of its task's tenant. Answer: `Actions`.
+
+    Attributes:
+        task, attempt: the piece of work it acts for; gives the tenant, policy and version.
+        act: encoded `Act`; its arrays are the message's buffers.
+    """
+
+    task: str
+    attempt: int
+    act: bytes
