@@ -1,0 +1,106 @@
+"""The folder of keys that an operator keeps: made once, added to when somebody is let in.
+
+In: a folder and the addresses the master listens on. Out: server keys, the registry, a key and a cluster file for each
+worker role, and one of each for every tenant's key that is issued. Never: a key replaced behind somebody's back; what
+is there stays.
+
+    addresses.json           where others dial the master
+    registry.json            public keys of everybody who may connect
+    front.toml, back.toml    the master's own key pairs, for tenants and for workers
+    <name>/key.toml          a key pair that was issued (a worker's has the role's name)
+    <name>/client.toml       and the cluster file beside it: this folder is what its owner is given
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from joynexus.keys import WORKER_ROLES, ClusterFile, KeyEntry, KeyPair, KeyRegistry, KeyScope, write_private
+
+
+class Addresses(msgspec.Struct, frozen=True, kw_only=True):
+    """The four addresses by which others dial the master."""
+
+    front_control: str = "tcp://127.0.0.1:5710"
+    front_bulk: str = "tcp://127.0.0.1:5711"
+    back_control: str = "tcp://127.0.0.1:5712"
+    back_bulk: str = "tcp://127.0.0.1:5713"
+
+
+class Keyring:
+    """A cluster's folder of keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.registry = KeyRegistry(folder / "registry.json")
+
+    def prepare(self, addresses: Addresses) -> None:
+        """Make what is missing: server keys, and a key for each worker role; cluster files follow the addresses."""
+        for domain in ("front", "back"):
+            if not (self.folder / f"{domain}.toml").exists():
+                KeyPair.generate().save(self.folder / f"{domain}.toml")
+        _write_addresses(self.folder, addresses)
+        registered = {entry.public for entry in self.registry.list()}
+        for role in WORKER_ROLES:
+            pair = self._pair(role)
+            if pair.public not in registered:
+                self.registry.add(KeyEntry(name=role, public=pair.public, domain="worker", roles=(role,)))
+            self._cluster_file(role, worker=True, addresses=addresses)
+        for entry in self.registry.list():
+            if entry.domain == "tenant" and (self.folder / entry.name / "key.toml").exists():
+                self._cluster_file(entry.name, worker=False, addresses=addresses)
+
+    def issue(self, name: str, *, tenant: str, scope: KeyScope = "all", operator: bool = False) -> Path:
+        """Make and register a key for a tenant.
+
+        Returns:
+            The cluster file to give to its owner, together with the `key.toml` beside it.
+
+        Raises:
+            ValueError: if the name is taken or may not name a key, or the folder was not prepared.
+        """
+        addresses = _read_addresses(self.folder)
+        pair = KeyPair.generate()
+        self.registry.add(
+            KeyEntry(name=name, public=pair.public, domain="tenant", tenant=tenant, scope=scope, operator=operator)
+        )
+        pair.save(self.folder / name / "key.toml")
+        return self._cluster_file(name, worker=False, addresses=addresses)
+
+    def server_keys(self, domain: str) -> KeyPair:
+        """Return the master's key pair of domain `front` or `back`; ValueError if the folder was not prepared."""
+        return KeyPair.load(self.folder / f"{domain}.toml")
+
+    def cluster_file(self, name: str) -> Path:
+        """Return where the cluster file of a key lies."""
+        return self.folder / name / "client.toml"
+
+    def _pair(self, name: str) -> KeyPair:
+        path = self.folder / name / "key.toml"
+        if not path.exists():
+            KeyPair.generate().save(path)
+        return KeyPair.load(path)
+
+    def _cluster_file(self, name: str, *, worker: bool, addresses: Addresses) -> Path:
+        path = self.cluster_file(name)
+        domain = "back" if worker else "front"
+        ClusterFile(
+            control=addresses.back_control if worker else addresses.front_control,
+            bulk=addresses.back_bulk if worker else addresses.front_bulk,
+            server_public=self.server_keys(domain).public,
+            key_file="key.toml",
+        ).save(path)
+        return path
+
+
+def _write_addresses(folder: Path, addresses: Addresses) -> None:
+    write_private(folder / "addresses.json", msgspec.json.format(msgspec.json.encode(addresses)) + b"\n")
+
+
+def _read_addresses(folder: Path) -> Addresses:
+    try:
+        return msgspec.json.decode((folder / "addresses.json").read_bytes(), type=Addresses)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ValueError(f"{folder} is not a folder of keys yet: start the cluster once, then issue keys") from error
