@@ -112,8 +112,8 @@ class KeyRegistry:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._by_public: dict[str, KeyEntry] = {}
+        # One value, so that threads that read it anew at the same time cannot leave an old table under a new stamp.
+        self._known: tuple[tuple[int, int, int], dict[str, KeyEntry]] = ((0, 0, 0), {})
 
     def lookup(self, public: str) -> KeyEntry | None:
         """Return what a key stands for now, or None; costs one `stat` unless the file changed.
@@ -124,13 +124,13 @@ class KeyRegistry:
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
-            self._stamp, self._by_public = None, {}
             return None
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if stamp != self._stamp:
-            self._by_public = {entry.public: entry for entry in self._read().keys}
-            self._stamp = stamp  # only now: a damaged file is read again next time
-        return self._by_public.get(public)
+        known, table = self._known
+        if stamp != known:
+            table = {entry.public: entry for entry in self._read().keys}
+            self._known = (stamp, table)
+        return table.get(public)
 
     def list(self) -> Keys:
         """Return all keys, oldest first; ValueError if the file is damaged."""

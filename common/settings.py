@@ -1,0 +1,177 @@
+"""What an operator may set, a class per role: keyword arguments, else environment variables `JOYNEXUS_<NAME>`.
+
+In: the environment. Out: frozen settings, units in their names, checked once at start. Never: a secret (keys are in
+files), or a name that is silently ignored (`refuse_unknown`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "JOYNEXUS_"
+
+_ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA"})
+"""Variables with our prefix that are no role's setting: the tenant's cluster file, the tests' data."""
+
+
+class RoleSettings(BaseSettings):
+    """What every role has.
+
+    Attributes:
+        state_dir: what must survive a restart of the host.
+        blobs_dir: folder of blobs that all roles of this host share; empty: blobs travel over bulk sockets.
+        log_level: `debug`, `info`, `warning` or `error`.
+        json_logs: a JSON object a line (for machines) instead of readable lines.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    state_dir: Path = Path(".joynexus/state")
+    blobs_dir: Path | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    json_logs: bool = False
+
+
+class MasterSettings(RoleSettings):
+    """The master.
+
+    Attributes:
+        keys_dir: the folder of keys (`joynexus.keyring`).
+        front_control, front_bulk: where tenants are listened to.
+        back_control, back_bulk: where workers are listened to.
+        beat_ms: how often a worker beats.
+        silent_s: a worker that was silent for so long is declared dead.
+        batch_rows: an inference group is sent as soon as it has so many rows.
+        batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected.
+        max_inflight_ops: ops of one policy that may wait unanswered.
+        quota_bytes: blobs kept for one tenant.
+    """
+
+    keys_dir: Path = Path(".joynexus/keys")
+    front_control: str = "tcp://127.0.0.1:5710"
+    front_bulk: str = "tcp://127.0.0.1:5711"
+    back_control: str = "tcp://127.0.0.1:5712"
+    back_bulk: str = "tcp://127.0.0.1:5713"
+    beat_ms: int = Field(1000, ge=50)
+    silent_s: float = Field(6.0, gt=0)
+    batch_rows: int = Field(8, ge=1)
+    batch_wait_ms: float = Field(10.0, ge=0)
+    max_inflight_ops: int = Field(64, ge=1)
+    quota_bytes: int = Field(50 * 1024**3, ge=0)
+
+
+class WorkerSettings(RoleSettings):
+    """What every worker has.
+
+    Attributes:
+        cluster_file: its cluster file, from the folder of keys: where the master is, and the worker's key.
+        cache_dir: what may be deleted at any time: fetched blobs, converted weights, features.
+        cache_budget_bytes: fetched blobs kept there; the oldest go first.
+        threads: threads of the work loop's mathematics.
+    """
+
+    cluster_file: Path
+    cache_dir: Path = Path(".joynexus/cache")
+    cache_budget_bytes: int = Field(10 * 1024**3, ge=0)
+    threads: int = Field(1, ge=1)
+
+
+class ModelSettings(WorkerSettings):
+    """What roles with a backbone have.
+
+    Attributes:
+        backbone: name, hub name or directory.
+        image_side: side of the pictures that the backbone sees; 0 takes the backbone's own.
+        device: `cpu`, `cuda`, `cuda:1`.
+        dtype: of the backbone's weights.
+        feature_budget_bytes: VLAFeatures kept.
+    """
+
+    backbone: str = "lite"
+    image_side: int = Field(0, ge=0)
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    feature_budget_bytes: int = Field(2 * 1024**3, ge=0)
+
+
+class TrainerSettings(ModelSettings):
+    """The trainer.
+
+    Attributes:
+        max_slots: policies in memory at once.
+    """
+
+    cluster_file: Path = Path(".joynexus/keys/trainer/client.toml")
+    max_slots: int = Field(16, ge=1)
+
+
+class InferenceSettings(ModelSettings):
+    """The inference service.
+
+    Attributes:
+        max_slots: versions in memory at once.
+    """
+
+    cluster_file: Path = Path(".joynexus/keys/inference/client.toml")
+    max_slots: int = Field(32, ge=1)
+
+
+class EnvSettings(WorkerSettings):
+    """The env service.
+
+    Attributes:
+        datasets_dir: folder with data sets that the operator mounts; empty: none.
+        simulator_processes: simulator worker processes at once.
+        make_s, step_s: deadlines of making an environment and of one call to it.
+    """
+
+    cluster_file: Path = Path(".joynexus/keys/env/client.toml")
+    datasets_dir: Path | None = None
+    simulator_processes: int = Field(2, ge=1)
+    make_s: float = Field(180.0, gt=0)
+    step_s: float = Field(30.0, gt=0)
+
+
+class HealthSettings(WorkerSettings):
+    """The health service.
+
+    Attributes:
+        listen: `host:port` of the dashboard, `/healthz`, `/readyz` and `/metrics`.
+    """
+
+    cluster_file: Path = Path(".joynexus/keys/health/client.toml")
+    listen: str = "127.0.0.1:5714"
+
+
+S = TypeVar("S", bound=RoleSettings)
+
+ALL_SETTINGS = (MasterSettings, TrainerSettings, InferenceSettings, EnvSettings, HealthSettings)
+
+
+def load_settings(kind: type[S]) -> S:
+    """Read a role's settings from the environment.
+
+    Raises:
+        ValueError: one sentence that names the variable and what it should be.
+    """
+    refuse_unknown(os.environ)
+    try:
+        return kind()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
+        raise ValueError(f"the setting {name}={os.environ.get(name, '')!r} is not valid: {first['msg']}") from error
+
+
+def refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Raise ValueError for a variable that starts with the prefix and that no role knows: it is a misspelt one."""
+    known = {PREFIX + name.upper() for kind in ALL_SETTINGS for name in kind.model_fields} | _ELSEWHERE
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ValueError(f"no role has a setting {name}: correct its name or remove it from the environment")
