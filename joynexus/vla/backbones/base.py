@@ -1,0 +1,95 @@
+"""The backbone: one frozen forward that all tenants share.
+
+In: observations of any tenants. Out: one unpadded `VLAFeature` each. Never: state, gradients, training mode, or a
+result that depends on the samples beside it while `exact` is set.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from joynexus.vla.feature import LAST, Observation, VLAFeature
+
+MAX_IMAGES = 8
+MAX_IMAGE_SIDE = 4096
+MAX_INSTRUCTION_CHARS = 4000
+
+
+class Backbone(ABC):
+    """A frozen model from observations to features.
+
+    Attributes:
+        name: what a policy spec calls it: `lite`, `tiny-qwen3vl`, a hub name or a directory, with `@<side>` if the
+            image side is not the backbone's own.
+        digest: 32 hex digits over weights, tokenizer, image processing and configuration.
+        hidden_size: width H of its features.
+        device, dtype: where and in which type it computes.
+        exact: results must not depend on the group. True by default on CPU in float32.
+        group_exactly: groups keep every sample's bits on this host; `numerics.probe` finds out. If False and `exact` is
+            set, samples run one by one.
+        samples_forwarded: samples that went through the model since it was loaded.
+    """
+
+    def __init__(self, *, name: str, digest: str, hidden_size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.name = name
+        self.digest = digest
+        self.hidden_size = hidden_size
+        self.device = device
+        self.dtype = dtype
+        self.exact = device.type == "cpu" and dtype == torch.float32
+        self.group_exactly = True
+        self.samples_forwarded = 0
+
+    def forward(self, observations: Sequence[Observation], layers: Sequence[int] = (LAST,)) -> list[VLAFeature]:
+        """Run the model over a group of samples.
+
+        Args:
+            observations: any number of samples; views, picture sizes and text lengths may differ.
+            layers: hidden states to keep: -1 is the last, 0 what enters the first block.
+
+        Returns:
+            one feature a sample, in order, on `device` in `dtype`.
+
+        Raises:
+            ValueError: if an observation is not usable (see `check`) or a layer does not exist.
+        """
+        for observation in observations:
+            self.check(observation)
+        groups = [observations] if self.group_exactly or not self.exact else [[o] for o in observations]
+        with torch.inference_mode():
+            features = [feature for group in groups if group for feature in self._forward(group, tuple(layers))]
+        self.samples_forwarded += len(features)
+        return features
+
+    def check(self, observation: Observation) -> None:
+        """Refuse an observation that would make a whole group fail; call it before a sample joins one.
+
+        Raises:
+            ValueError: one sentence that says what is wrong with it.
+        """
+        if len(observation.images) > MAX_IMAGES:
+            raise ValueError(f"an observation has {len(observation.images)} images; at most {MAX_IMAGES} are allowed")
+        for index, image in enumerate(observation.images):
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+                raise ValueError(
+                    f"image {index} is {image.dtype} {list(image.shape)}; it must be uint8 [height, width, 3]"
+                )
+            if not 1 <= min(image.shape[:2]) <= max(image.shape[:2]) <= MAX_IMAGE_SIDE:
+                raise ValueError(f"image {index} has sides {image.shape[:2]}; allowed are 1 to {MAX_IMAGE_SIDE} pixels")
+        if len(observation.instruction) > MAX_INSTRUCTION_CHARS:
+            raise ValueError(
+                f"the instruction has {len(observation.instruction)} characters; at most {MAX_INSTRUCTION_CHARS} fit"
+            )
+
+    def batch_key(self) -> str:
+        """Return what two samples must share to go through one forward (the hard part of the batch key)."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.digest}:{dtype}:{self.device.type}"
+
+    @abstractmethod
+    def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
+        """Run checked observations; called without gradients."""
