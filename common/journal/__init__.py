@@ -1,0 +1,1 @@
+"""The journal: what the master may not forget, in one SQLite file."""
