@@ -36,9 +36,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Persist(msgspec.Struct, frozen=True, kw_only=True):
-    """Write records to the journal, all or none, after those of earlier commands. Outcome: `Persisted` or `PersistFailed`.
+    """Write records to the journal, all or none, after those of earlier commands.
 
-    The shell may put several commands into one transaction (group commit).
+    Outcome: `Persisted` or `PersistFailed`. The shell may put several commands into one transaction (group commit).
     """
 
     token: int
