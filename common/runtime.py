@@ -1,0 +1,232 @@
+"""What trainer, inference, env and health have in common: one connection to the master, work in, results out.
+
+In: settings and a `Register`. Out: work, answers, blobs; any thread may ask. Never: a result lost while the master is
+away, a wait in the thread that reads the sockets, or a wedged process that goes on looking alive.
+
+    with WorkerRuntime(settings) as runtime:
+        with runtime.progress.phase("loading", deadline_s=300):
+            model = load()
+        runtime.register(Register(role="inference", incarnation=runtime.incarnation, pid=os.getpid(), credit=…))
+        runtime.serve(lambda packet: answer(packet.message))
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+
+from common.blob_access import BlobAccess
+from common.progress import Progress, Watchdog
+from common.session import Answer, Drop, Event, Said, Work, WorkerSession
+from common.settings import WorkerSettings
+from common.telemetry import get_logger
+from common.worker_io import WorkerIO
+from joynexus.keys import ClusterFile
+from joynexus.wire import Buffer, JoyNexusError, Message, Packet, encode
+from joynexus.wire.back import Beat, Register
+
+log = get_logger(__name__)
+
+EXIT_SECOND_SIGNAL = 143
+"""Exit code when a second SIGTERM cuts the orderly end short."""
+
+CLOSE_S = 5.0
+"""How long an orderly end waits until the master has confirmed the last results."""
+
+
+class WorkerRuntime:
+    """A worker's connection to the master, its progress, its watchdog and its blobs.
+
+    Args:
+        settings: where the master is, and where blobs lie.
+        progress: takes another CPU clock than the thread's (`Progress(cpu=…)`).
+        exit: ends the process when it is wedged or its I/O thread fails; tests pass something milder.
+        signals: leave on SIGTERM and SIGINT; needs the main thread.
+
+    Attributes:
+        incarnation: random id of this process's life, for `Register`.
+        progress: report what the work loop does here.
+        blobs: read and write blobs.
+        detail: more for status; goes with each beat.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        progress: Progress | None = None,
+        exit: Callable[[int], object] = os._exit,
+        signals: bool = True,
+    ) -> None:
+        self.incarnation = uuid.uuid4().hex
+        self.detail: dict[str, str] = {}
+        self.progress = progress or Progress()
+        self._cluster = ClusterFile.load(settings.cluster_file)
+        self._signals = signals
+        self._ids = itertools.count(1)
+        self._changed = threading.Condition()
+        self._work: deque[Packet] = deque()
+        self._cancelled: set[str] = set()
+        self._answers: dict[str, Future[Packet]] = {}
+        self._leaving = False
+        self._session = WorkerSession(beat=self._beat)
+        self._io = WorkerIO(self._cluster, self._session, self._happened, exit=exit)
+        self._watchdog = Watchdog(self.progress, exit=exit, native=exit is os._exit)
+        self.blobs = BlobAccess(
+            self.ask,
+            self.progress,
+            shared=settings.blobs_dir,
+            cache=settings.cache_dir / "blobs",
+            cache_budget_bytes=settings.cache_budget_bytes,
+        )
+
+    # Life
+
+    def __enter__(self) -> WorkerRuntime:
+        if self._signals:
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGINT, self._on_signal)
+        self._watchdog.start()
+        self._io.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait a little until the master has the last results, then hang up."""
+        if self.worker:
+            self._io.flush(CLOSE_S)
+        self._io.stop()
+        self._watchdog.stop()
+
+    def register(self, register: Register) -> None:
+        """Offer this worker to the master, now and again whenever the master has forgotten it."""
+        self._io.do(lambda now: self._session.register(register))
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Wait until the master has accepted the registration; return whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._session.registered, timeout_s)
+
+    @property
+    def worker(self) -> str:
+        """Name that the master gave this worker; empty before it did."""
+        return self._session.worker
+
+    # Work and results
+
+    def next_work(self, timeout_s: float) -> Packet | None:
+        """Return the next piece of work; None if none came in time. Work nobody wants any more is left out."""
+        with self._changed:
+            if not self._work:
+                self._changed.wait_for(lambda: self._work or self.finished, timeout_s)
+            return self._work.popleft() if self._work else None
+
+    def cancelled(self, task: str) -> bool:
+        """Return whether nobody wants the result of a task any more; long tasks ask now and then."""
+        return task in self._cancelled
+
+    def send(self, message: Message, buffers: Sequence[Buffer] = ()) -> None:
+        """Have a result delivered, also if the master is away just now.
+
+        Raises:
+            ValueError: if it exceeds a limit of the wire.
+        """
+        frames = encode(message, id=f"r{next(self._ids)}", buffers=buffers)
+        self._io.do(lambda now: self._session.say(frames))
+
+    def request(self, message: Message, buffers: Sequence[Buffer] = (), *, timeout_s: float = 30.0) -> Packet:
+        """Ask the master and wait for the answer; it is asked again as often as it takes.
+
+        Raises:
+            JoyNexusError: what the master answered; `DEADLINE` if it did not answer in time.
+        """
+        return self.ask(message, buffers, timeout_s=timeout_s).result()
+
+    def ask(self, message: Message, buffers: Sequence[Buffer] = (), *, timeout_s: float = 30.0) -> Future[Packet]:
+        """Like `request`, without waiting."""
+        id = f"q{next(self._ids)}"
+        encode(message, id=id, buffers=buffers)  # so that a message over the limits is refused here and now
+        answer: Future[Packet] = Future()
+        self._answers[id] = answer
+        self._io.do(
+            lambda now: self._session.ask(id, message, buffers, deadline=now + timeout_s, now=now),
+        )
+        return answer
+
+    # The end
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether this worker was told to end."""
+        return self._leaving
+
+    @property
+    def finished(self) -> bool:
+        """Return whether it may end: it was told to, nothing waits, and the master (if there) gives nothing new."""
+        return self._leaving and not self._work and (self._session.left or not self._session.registered)
+
+    def leave(self) -> None:
+        """Take nothing new, finish what is there; `serve` returns then."""
+        self._leaving = True
+        self._io.do(lambda now: self._session.leave())
+
+    def serve(self, work: Callable[[Packet], None], *, drain: Callable[[], None] | None = None) -> None:
+        """Do work as it comes, until told to leave; then what is left, then `drain`."""
+        while not self.finished:
+            packet = self.next_work(1.0)
+            if packet is not None:
+                work(packet)
+        log.info("leaving")
+        if drain is not None:
+            drain()
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        if self._leaving:
+            os._exit(EXIT_SECOND_SIGNAL)
+        self.leave()
+
+    # Called in the I/O thread
+
+    def _beat(self) -> Beat:
+        progress, phase, busy_s = self.progress.report()
+        return Beat(
+            progress=progress, phase="draining" if self._leaving else phase, busy_s=busy_s, detail=dict(self.detail)
+        )
+
+    def _happened(self, events: list[Event]) -> None:
+        with self._changed:
+            for event in events:
+                match event:
+                    case Work(packet):
+                        self._cancelled.discard(getattr(packet.message, "task", ""))
+                        self._work.append(packet)
+                    case Drop(tasks):
+                        self._drop(set(tasks))
+                    case Answer(id, packet, failure):
+                        answer = self._answers.pop(id, None)
+                        if answer is None:
+                            continue
+                        if failure is not None:
+                            answer.set_exception(JoyNexusError(failure, request_id=id))
+                        elif packet is not None:
+                            answer.set_result(packet)
+                    case Said(level, what, values):
+                        getattr(log, level)(what, **values)
+            self._changed.notify_all()
+
+    def _drop(self, tasks: set[str]) -> None:
+        kept = [packet for packet in self._work if getattr(packet.message, "task", "") not in tasks]
+        self._work.clear()
+        self._work.extend(kept)
+        self._cancelled |= tasks

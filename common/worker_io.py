@@ -1,0 +1,200 @@
+"""The thread that owns a worker's two sockets: it moves frames between them and the session.
+
+In: things to do from any thread (`do`), frames of the master. Out: frames, and events handed to the runtime. Never: a
+decision (the session makes them), or a socket touched by another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from common.session import Event, WorkerSession
+from joynexus.keys import ClusterFile
+from joynexus.transport import Context, Line, Link
+from joynexus.wire import WireError, decode
+
+log = logging.getLogger(__name__)
+
+Job = Callable[[float], None]
+
+EXIT_THREAD = 70
+"""Exit code when the I/O thread failed: a process without it is of no use and is better started anew."""
+
+_AT_ONCE = 64
+"""Messages taken from one socket before the others get their turn."""
+
+
+class WorkerIO:
+    """Runs a session on real sockets.
+
+    Args:
+        cluster: where to dial, with which key.
+        session: what to say; used in this thread only.
+        happened: takes the session's events, in this thread.
+        exit: ends the process if this thread fails.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterFile,
+        session: WorkerSession,
+        happened: Callable[[list[Event]], None],
+        *,
+        exit: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._happened = happened
+        self._exit = exit
+        self._jobs: deque[Job] = deque()
+        self._awake, self._wake = socket.socketpair()
+        self._awake.setblocking(False)
+        self._wake.setblocking(False)
+        self._stopping = False
+        self._flushed: threading.Event | None = None
+        self._thread = threading.Thread(target=self._guarded, name="worker-io", daemon=True)
+
+    def start(self) -> None:
+        """Connect, in the background."""
+        self._thread.start()
+
+    def do(self, job: Job) -> None:
+        """Have something done with the session in its thread, soon; `job` gets the time."""
+        self._jobs.append(job)
+        self._poke()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the master has confirmed all results that were given to `do` before, or has gone."""
+        flushed = threading.Event()
+        self.do(lambda now: self._start_flush(flushed))
+        flushed.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Hang up and end the thread."""
+        self._stopping = True
+        self._poke()
+        self._thread.join(timeout=5.0)
+        self._wake.close()
+
+    def _start_flush(self, flushed: threading.Event) -> None:
+        self._flushed = flushed
+        self._session.hurry()
+
+    def _poke(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            self._wake.send(b"\0")
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except Exception:
+            # Whatever it is: without this thread the worker is deaf, so it ends and is started anew.
+            log.critical("the I/O thread fails", exc_info=True)
+            self._exit(EXIT_THREAD)
+
+    def _run(self) -> None:
+        context: Context = zmq.Context()
+        keys = self._cluster.keys()
+        lines = {
+            bulk: Line(context, address, self._cluster.server_public, keys, bulk=bulk)
+            for bulk, address in ((False, self._cluster.control), (True, self._cluster.bulk))
+        }
+        state = {bulk: _LineState() for bulk in lines}
+        try:
+            while not self._stopping:
+                now = time.monotonic()
+                for bulk, line in lines.items():
+                    self._tend(line, state[bulk], bulk, now)
+                self._do_jobs(now)
+                for bulk, line in lines.items():
+                    state[bulk].blocked = not self._send(line, bulk)
+                self._wait(lines, state)
+                self._drain_wakeups()
+                for line in lines.values():
+                    self._receive(line)
+        finally:
+            for line in lines.values():
+                line.close()
+            context.term()
+            self._awake.close()
+
+    def _wait(self, lines: dict[bool, Line], state: dict[bool, _LineState]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._awake, zmq.POLLIN)
+        for bulk, line in lines.items():
+            blocked = state[bulk].blocked and line.link is Link.UP
+            poller.register(line.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+            poller.register(line.monitor, zmq.POLLIN)
+        now = time.monotonic()
+        if not self._jobs:
+            wait_s = min(self._session.next_at(now) - now, 0.25)  # a refused line wants tending, too
+            poller.poll(max(0, math.ceil(1000 * wait_s)))
+
+    def _tend(self, line: Line, state: _LineState, bulk: bool, now: float) -> None:
+        line.tend(now)
+        if line.link is not state.link:
+            state.link = line.link
+            level = logging.INFO if line.link is Link.UP else logging.WARNING
+            log.log(level, line.link.sentence(line.address))
+        if line.ups != state.ups:
+            state.ups = line.ups
+            self._session.came_up(bulk=bulk, now=now)
+
+    def _do_jobs(self, now: float) -> None:
+        while self._jobs:
+            self._jobs.popleft()(now)
+        if self._flushed is not None and (not self._session.undelivered or not self._session.registered):
+            self._flushed.set()
+        events = self._session.expire(now)
+        if events:
+            self._happened(events)
+
+    def _send(self, line: Line, bulk: bool) -> bool:
+        """Send what there is to send; return False if the socket takes no more now."""
+        while (send := self._session.next_send(time.monotonic(), bulk=bulk)) is not None:
+            try:
+                line.socket.send_multipart(send.frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            self._session.sent(send, time.monotonic())
+        return True
+
+    def _receive(self, line: Line) -> None:
+        events: list[Event] = []
+        for _ in range(_AT_ONCE):
+            try:
+                frames = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            try:
+                packet = decode([frame.buffer for frame in frames])
+            except WireError as error:
+                log.error("a message of the master cannot be read: %s", error)
+                continue
+            events += self._session.received(packet, time.monotonic())
+        if events:
+            self._happened(events)
+
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._awake.recv(4096):
+                pass
+
+
+class _LineState:
+    """What this thread last knew of a line."""
+
+    def __init__(self) -> None:
+        self.link = Link.CONNECTING
+        self.ups = 0
+        self.blocked = False
