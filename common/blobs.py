@@ -50,7 +50,7 @@ class BlobStore:
         """
         digest = blake3.blake3(data).hexdigest()
         if not self.has(digest):
-            with self._temporary() as temporary:
+            with self.new_file() as temporary:
                 with temporary.open("wb") as file:
                     file.write(data)
                 self._publish(temporary, digest)
@@ -71,7 +71,7 @@ class BlobStore:
         """
         digest, nbytes = digest_file(path), path.stat().st_size
         if not self.has(digest):
-            with self._temporary() as temporary:
+            with self.new_file() as temporary:
                 if move:
                     shutil.move(path, temporary)
                 else:
@@ -113,6 +113,19 @@ class BlobStore:
         except FileNotFoundError:
             return False
         return True
+
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """Give a path on the store's file system to write a blob to, for `put_file(path, move=True)`.
+
+        Whatever is left there afterwards is removed; a full disk is raised as BlobStoreFullError.
+        """
+        path = self._partial / f"new-{uuid.uuid4().hex}"
+        try:
+            with _full_disk_is_clean():
+                yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     # Uploads in chunks, resumable after a restart of either side
 
@@ -215,15 +228,6 @@ class BlobStore:
 
     def _upload(self, digest: str) -> Path:
         return self._partial / check_digest(digest)
-
-    @contextmanager
-    def _temporary(self) -> Iterator[Path]:
-        path = self._partial / f"new-{uuid.uuid4().hex}"
-        try:
-            with _full_disk_is_clean():
-                yield path
-        finally:
-            path.unlink(missing_ok=True)
 
     def _publish(self, source: Path, digest: str) -> None:
         """Make `source` durable, then visible under its digest, in this order."""

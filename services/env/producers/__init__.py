@@ -1,0 +1,1 @@
+"""Producers: who makes samples and episodes (sampler, rollout, demonstrations)."""

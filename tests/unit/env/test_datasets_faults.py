@@ -1,0 +1,521 @@
+"""Every known way in which real sets are broken: read where that is unambiguous, else refused in one sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from common.blobs import BlobStore
+from common.prepared import PreparedDataset
+from services.env.datasets.check import check_dataset
+from services.env.datasets.folder import fill_template
+from services.env.datasets.prepare import prepare_dataset
+from services.env.datasets.report import DatasetError, Report
+from services.env.encoding import encode_png, write_video
+from tests.unit.env import sets
+
+VIDEOS = f"videos/chunk-000/{sets.KEY}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return sets.write_v2(tmp_path / "set")
+
+
+def info(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    sets.edit_json(folder / "meta/info.json", edit)
+
+
+def warnings(report: Report) -> str:
+    assert report.errors == ()
+    assert report.summary is not None, "a set with warnings alone can be used"
+    return "\n".join(f"{fault.where}: {fault.what}" for fault in report.faults)
+
+
+def refusal(folder: Path, tmp_path: Path) -> str:
+    """Preparing must refuse, in one sentence, and leave no blob; checking must give the same faults without raising."""
+    store = BlobStore(tmp_path / "blobs")
+    with pytest.raises(DatasetError) as caught:
+        prepare_dataset(folder, store)
+    assert caught.value.report.errors
+    report = check_dataset(folder)
+    if report.errors:  # what only decoding shows, checking may miss
+        assert report == caught.value.report
+    return str(caught.value)
+
+
+# Read anyway, with a warning
+
+
+def test_templates_that_point_nowhere_are_replaced_by_the_files_that_are_there(folder: Path) -> None:
+    def edit(value: dict[str, Any]) -> None:
+        value["data_path"] = "data/chunk-{episode_index:03d}/episode_{episode_index:06d}.parquet"
+        value["video_path"] = "videos/{episode_chunk.__class__}/{video_key}.mp4"
+
+    info(folder, edit)
+    text = warnings(check_dataset(folder))
+    assert "data_path points to files that do not exist" in text
+    assert "video_path points to files that do not exist: the files were found by their numbers (in 3 episodes)" in text
+
+
+def test_v3_templates_that_point_nowhere_are_replaced_too(tmp_path: Path) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    info(folder, lambda v: v.update(data_path="data/{chunk_index}.parquet", video_path="nowhere/{video_key}.mp4"))
+    assert warnings(check_dataset(folder)).count("points to files that do not exist") == 2
+
+
+def test_a_camera_without_any_file_is_left_out(folder: Path) -> None:
+    def edit(value: dict[str, Any]) -> None:
+        value["features"]["observation.images.egoview"] = {"dtype": "video", "shape": [800, 1280, 3]}
+
+    info(folder, edit)
+    report = check_dataset(folder)
+    assert "camera 'observation.images.egoview' is declared but has no file" in warnings(report)
+    assert report.summary is not None
+    assert report.summary.cameras == ("front",)
+
+
+def test_a_depth_camera_is_left_out(folder: Path) -> None:
+    def edit(value: dict[str, Any]) -> None:
+        value["features"]["observation.depth"] = {"dtype": "video", "shape": [4], "info": {"video.is_depth_map": True}}
+
+    info(folder, edit)
+    assert "has depth maps" in warnings(check_dataset(folder))
+
+
+def test_totals_and_splits_that_exceed_the_files_are_named(folder: Path) -> None:
+    info(folder, lambda v: v.update(splits={"train": "0:100"}, total_videos=2, total_frames=7, total_episodes=9))
+    text = warnings(check_dataset(folder))
+    assert "split 'train' is '0:100' but there are episodes 0:3" in text
+    assert "total_videos says 2 but there are 3" in text
+    assert "total_frames says 7 but there are 15" in text
+    assert "total_episodes says 9 but there are 3" in text
+
+
+def test_missing_frame_index_late_timestamps_and_float64_are_read(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        del columns["frame_index"]
+        columns["timestamp"] = pa.array(0.05 + np.arange(len(columns["index"])) / sets.FPS)
+        columns["action"] = pa.array(np.array(columns["action"].to_pylist(), np.float64).tolist())
+
+    folder = sets.write_v2(tmp_path / "set", edit_table=edit)
+    text = warnings(check_dataset(folder))
+    assert "there is no column frame_index" in text
+    assert "timestamps do not start at 0" in text
+    assert "'action' is stored as float64: it is read as float32 (in 3 episodes)" in text
+
+
+def test_missing_and_uneven_timestamps_are_named(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        if number == 0:
+            del columns["timestamp"]
+        else:
+            columns["timestamp"] = pa.array(np.arange(len(columns["index"])) / 3.0)
+
+    text = warnings(check_dataset(sets.write_v2(tmp_path / "set", edit_table=edit)))
+    assert "episode 0: there are no usable timestamps" in text
+    assert "timestamps do not advance by 1/fps (0.1 s) a step" in text
+
+
+def test_constant_action_numbers_are_counted(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        values = np.array(columns["action"].to_pylist(), np.float32)
+        values[:, 1] = 0.5
+        columns["action"] = pa.array(values.tolist(), pa.list_(pa.float32(), sets.ACTION_DIM))
+
+    text = warnings(check_dataset(sets.write_v2(tmp_path / "set", edit_table=edit)))
+    assert "1 of 2 action numbers never change" in text
+
+
+def test_the_task_that_the_steps_name_is_the_instruction_not_the_remark(folder: Path, tmp_path: Path) -> None:
+    rows = [{"episode_index": n, "tasks": ["valid", f"task {n % 2}"], "length": k} for n, k in enumerate((6, 4, 5))]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    manifest = prepare_dataset(folder, BlobStore(tmp_path / "blobs"))
+    assert [e.instruction for e in manifest.episodes] == ["task 0", "task 1", "task 0"]
+    assert "several tasks are listed" in warnings(check_dataset(folder))
+
+
+def test_a_remark_in_task_index_yields_to_a_listed_task(folder: Path, tmp_path: Path) -> None:
+    tasks = [{"task_index": 0, "task": "valid"}, {"task_index": 1, "task": "task 1"}]
+    sets.write_lines(folder / "meta/tasks.jsonl", tasks)
+    rows = [{"episode_index": n, "tasks": ["valid", "lift"], "length": k} for n, k in enumerate((6, 4, 5))]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    manifest = prepare_dataset(folder, BlobStore(tmp_path / "blobs"))
+    assert [e.instruction for e in manifest.episodes] == ["lift", "task 1", "lift"]
+
+
+def test_several_tasks_within_an_episode_are_named(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        columns["task_index"] = pa.array([1] + [0] * (len(columns["index"]) - 1))
+
+    folder = sets.write_v2(tmp_path / "set", edit_table=edit)
+    report = check_dataset(folder)
+    assert "its steps have several tasks" in warnings(report)
+    assert report.summary is not None
+    assert report.summary.instructions == ("task 0",)
+
+
+def test_episodes_come_in_the_order_of_their_numbers_not_of_their_names(tmp_path: Path) -> None:
+    folder = sets.write_v2(tmp_path / "set", lengths=(3,) * 11)
+    rows = [{"episode_index": n, "tasks": ["task 0"], "length": 3} for n in sorted(range(11), key=str)]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    for path in folder.glob("data/*/*.parquet"):
+        path.rename(path.with_name(f"episode_{int(path.stem[-6:])}.parquet"))  # episode_10 sorts before episode_2
+    store = BlobStore(tmp_path / "blobs")
+    manifest = prepare_dataset(folder, store)
+    batch = PreparedDataset(manifest, store.path).batch(range(33), chunk=1)
+    assert batch.state[::3, 0].tolist() == list(range(11))
+    assert "does not list the episodes in the order of their numbers" in warnings(check_dataset(folder))
+
+
+def test_a_wrong_listed_length_yields_to_rows_and_frames_that_agree(folder: Path) -> None:
+    rows = [{"episode_index": n, "tasks": [f"task {n % 2}"], "length": k} for n, k in enumerate((6, 9, 5))]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    assert "has 4 rows and frames but its listed length is 9" in warnings(check_dataset(folder))
+
+
+def test_a_table_without_an_entry_and_a_gap_in_the_numbers_are_named(folder: Path) -> None:
+    rows = [{"episode_index": n, "tasks": ["task 0"], "length": k} for n, k in ((0, 6), (2, 5))]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    text = warnings(check_dataset(folder))
+    assert "leaves out some episode numbers" in text
+    assert "episode_000001.parquet: belongs to no episode" in text
+
+
+def test_another_video_rate_and_declared_size_are_named(folder: Path) -> None:
+    def edit(value: dict[str, Any]) -> None:
+        value["features"][sets.KEY]["shape"] = [3, 99, 99]
+
+    info(folder, edit)
+    write_video(folder / VIDEOS / "episode_000000.mp4", sets.pictures(0, 6), 4)
+    text = warnings(check_dataset(folder))
+    assert "plays at 4 frames per second but fps is 10" in text
+    assert "says [3, 99, 99] but has 16x16 pixels" in text
+
+
+def test_names_that_do_not_fit_are_ignored(folder: Path) -> None:
+    info(folder, lambda v: v["features"]["action"].update(names=["one"]))
+    assert "has 2 numbers but 1 names" in warnings(check_dataset(folder))
+
+
+@pytest.mark.parametrize("keys", [("state", "actions"), ("observation.state", "action")])
+def test_the_usual_other_keys_are_understood(tmp_path: Path, keys: tuple[str, str]) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        columns[keys[0]], columns[keys[1]] = columns.pop("observation.state"), columns.pop("action")
+
+    folder = sets.write_v2(tmp_path / "set", edit_table=edit)
+
+    def rename(value: dict[str, Any]) -> None:
+        features = value["features"]
+        features[keys[0]], features[keys[1]] = features.pop("observation.state"), features.pop("action")
+
+    info(folder, rename)
+    assert check_dataset(folder).faults == ()
+
+
+# Refused in one sentence
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_a_number_that_is_not_finite_is_named_with_episode_step_and_element(tmp_path: Path, value: float) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        if number == 1:
+            values = np.array(columns["action"].to_pylist(), np.float64)
+            values[2, 1] = value
+            columns["action"] = pa.array(values.tolist())
+
+    text = refusal(sets.write_v2(tmp_path / "set", edit_table=edit), tmp_path)
+    assert text.startswith("episode 1: 'action[1]' (grip) is ")
+    assert "at step 2" in text
+
+
+def test_a_truncated_table_is_named(folder: Path, tmp_path: Path) -> None:
+    path = folder / "data/chunk-000/episode_000001.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert refusal(folder, tmp_path).startswith("data/chunk-000/episode_000001.parquet: is truncated")
+
+
+def test_damaged_rows_are_named(tmp_path: Path) -> None:
+    folder = sets.write_v2(tmp_path / "set", lengths=(4000, 4), video=False)
+    path = folder / "data/chunk-000/episode_000000.parquet"
+    data = bytearray(path.read_bytes())
+    data[100:2000] = bytes(1900)  # the footer stays sound
+    path.write_bytes(data)
+    assert "episode_000000.parquet" in refusal(folder, tmp_path)
+
+
+def test_a_missing_table_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "data/chunk-000/episode_000001.parquet").unlink()
+    assert refusal(folder, tmp_path).startswith("episode 1: its parquet file is missing")
+
+
+def test_a_missing_video_of_one_episode_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / VIDEOS / "episode_000002.mp4").unlink()
+    assert refusal(folder, tmp_path).startswith(f"episode 2: the video of camera '{sets.KEY}' is missing")
+
+
+@pytest.mark.parametrize("frames", [3, 5])
+def test_a_video_with_another_number_of_frames_is_named(folder: Path, tmp_path: Path, frames: int) -> None:
+    write_video(folder / VIDEOS / "episode_000001.mp4", sets.pictures(1, frames), sets.FPS)
+    assert refusal(folder, tmp_path).startswith(f"episode 1: has 4 steps but {frames} frames in {VIDEOS}")
+
+
+def test_a_truncated_video_is_named(folder: Path, tmp_path: Path) -> None:
+    path = folder / VIDEOS / "episode_000001.mp4"
+    path.write_bytes(path.read_bytes()[:60])
+    assert refusal(folder, tmp_path).startswith(f"{VIDEOS}/episode_000001.mp4: is truncated or no MP4")
+
+
+def test_a_video_with_damaged_frames_is_named(folder: Path, tmp_path: Path) -> None:
+    path = folder / VIDEOS / "episode_000001.mp4"
+    data = bytearray(path.read_bytes())
+    start = data.index(b"mdat") + 4
+    data[start : start + 700] = bytes(700)
+    path.write_bytes(data)
+    assert refusal(folder, tmp_path).startswith(f"{VIDEOS}/episode_000001.mp4: ")
+
+
+def test_a_playlist_in_a_videos_place_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.mp4"
+    shutil.copy(folder / VIDEOS / "episode_000000.mp4", secret)
+    (folder / VIDEOS / "episode_000000.mp4").write_text(f"#EXTM3U\n#EXTINF:1,\n{secret}\n")
+    assert "no MP4 video" in refusal(folder, tmp_path)
+
+
+def test_a_camera_of_several_sizes_is_named(folder: Path, tmp_path: Path) -> None:
+    write_video(folder / VIDEOS / "episode_000001.mp4", sets.pictures(1, 4, side=32), sets.FPS)
+    assert "one camera has one size" in refusal(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"bytes": None, "path": "a.png"}, "holds no PNG or JPEG picture"),
+        ({"bytes": b"\x89PNG and then nothing", "path": None}, "holds a damaged picture"),
+        ({"bytes": encode_png(np.zeros((4, 4, 3), np.uint8))[:-30], "path": None}, "holds a damaged picture"),
+    ],
+)
+def test_a_bad_picture_in_a_table_is_named_with_its_row(tmp_path: Path, value: dict[str, Any], sentence: str) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        if number == 1:
+            columns[sets.KEY] = pa.array([*columns[sets.KEY].to_pylist()[:3], value])
+
+    text = refusal(sets.write_v2(tmp_path / "set", video=False, edit_table=edit), tmp_path)
+    assert text.startswith(f"data/chunk-000/episode_000001.parquet, column {sets.KEY}, row 3: {sentence}")
+
+
+def test_lengths_that_contradict_each_other_without_a_video_are_refused(tmp_path: Path) -> None:
+    folder = sets.write_v2(tmp_path / "set", video=False)
+    rows = [{"episode_index": n, "tasks": ["task 0"], "length": 7} for n in range(3)]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    assert refusal(folder, tmp_path).startswith("episode 0: has 6 rows but its listed length is 7")
+
+
+def test_an_action_of_another_length_than_declared_is_named(folder: Path, tmp_path: Path) -> None:
+    info(folder, lambda v: v["features"]["action"].update(shape=[7], names=None))
+    assert refusal(folder, tmp_path).startswith("episode 0: 'action' has 2 numbers at step 0, but info.json declares 7")
+
+
+def test_missing_columns_and_wrong_types_are_named(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        if number == 0:
+            del columns["action"]
+        if number == 1:
+            columns["action"] = pa.array(["a"] * 4)
+        if number == 2:
+            columns["action"] = pa.array([["a", "b"]] * 5)
+
+    folder = sets.write_v2(tmp_path / "set", edit_table=edit)
+    with pytest.raises(DatasetError, match="2 more errors") as caught:
+        prepare_dataset(folder, BlobStore(tmp_path / "blobs"))
+    sentences = [fault.what for fault in caught.value.report.errors]
+    assert "has no column 'action'" in sentences[0]
+    assert "2 numbers a step are declared" in sentences[1]
+    assert "not numbers" in sentences[2]
+
+
+def test_shuffled_rows_and_foreign_tables_are_refused(tmp_path: Path) -> None:
+    def edit(number: int, columns: dict[str, Any]) -> None:
+        length = len(columns["index"])
+        if number == 0:
+            columns["frame_index"] = pa.array(np.arange(length)[::-1])
+        if number == 1:
+            columns["episode_index"] = pa.array(np.full(length, 7))
+
+    report = check_dataset(sets.write_v2(tmp_path / "set", edit_table=edit))
+    assert [fault.where for fault in report.errors] == ["episode 0", "episode 1"]
+    assert "frame_index does not count" in report.errors[0].what
+    assert "names another episode" in report.errors[1].what
+
+
+def test_an_episode_without_a_task_is_refused(folder: Path, tmp_path: Path) -> None:
+    sets.write_lines(folder / "meta/tasks.jsonl", [])
+    rows = [{"episode_index": n, "tasks": ["valid"], "length": k} for n, k in enumerate((6, 4, 5))]
+    sets.write_lines(folder / "meta/episodes.jsonl", rows)
+    assert refusal(folder, tmp_path).startswith("episode 0: has no task text")
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda v: v.update(codebase_version="v1.6"), "codebase_version is 'v1.6': only v2.0, v2.1 and v3.0"),
+        (lambda v: v.update(fps=0), "fps is 0"),
+        (lambda v: v.update(fps="fast"), "fps is 'fast'"),
+        (lambda v: v.update(features=[]), "has no 'features'"),
+        (lambda v: v["features"].pop("action"), "declares no action"),
+        (lambda v: v["features"].pop("observation.state"), "declares no state"),
+        (lambda v: v["features"]["action"].update(shape=[2, 2]), "must be one vector"),
+        (lambda v: v["features"].update({"../x": {"dtype": "video"}}), "has a name that cannot be used"),
+        (lambda v: v["features"].update({"observation.image.front": {"dtype": "video"}}), "two cameras are called"),
+    ],
+)
+def test_metadata_that_cannot_be_understood_is_refused(
+    folder: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], Any], sentence: str
+) -> None:
+    info(folder, edit)
+    assert refusal(folder, tmp_path).startswith("meta/info.json: ")
+    assert sentence in refusal(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("meta/info.json", "{", "is not valid JSON"),
+        ("meta/info.json", "[1]", "is not a JSON object"),
+        ("meta/info.json", "[" * 100_000, "is not valid JSON"),
+        ("meta/episodes.jsonl", '{"episode_index": 0, "length": 6}\nnonsense', "line 2 is not valid JSON"),
+        ("meta/episodes.jsonl", "[]", "line 1 is not a JSON object"),
+        ("meta/episodes.jsonl", '{"episode_index": -1, "length": 6}', "without a valid episode_index"),
+        ("meta/episodes.jsonl", '{"episode_index": 0, "length": 6}\n' * 2, "lists episode 0 twice"),
+        ("meta/episodes.jsonl", "\n", "lists no episode"),
+        ("meta/tasks.jsonl", '{"task": 5}', "without task_index and task"),
+    ],
+)
+def test_broken_meta_files_are_named(folder: Path, tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    (folder / name).write_text(text)
+    assert refusal(folder, tmp_path).startswith(f"{name}: ")
+    assert sentence in refusal(folder, tmp_path)
+
+
+def test_missing_folder_missing_meta_and_not_text_are_named(folder: Path, tmp_path: Path) -> None:
+    assert "no such folder" in refusal(tmp_path / "nowhere", tmp_path)
+    (folder / "meta/tasks.jsonl").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8" in refusal(folder, tmp_path)
+    (folder / "meta/tasks.jsonl").unlink()
+    assert refusal(folder, tmp_path).startswith("meta/tasks.jsonl: is missing")
+
+
+def test_two_files_for_one_episode_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "data/other").mkdir()
+    shutil.copy(folder / "data/chunk-000/episode_000000.parquet", folder / "data/other/episode_0.parquet")
+    assert check_dataset(folder).errors == ()  # the template decides
+    info(folder, lambda v: v.pop("data_path"))
+    assert "has several files" in refusal(folder, tmp_path)
+
+
+# LeRobot v3.0's own
+
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (
+            lambda c: c.update({"data/file_index": pa.array([0, 5, 0])}),
+            "its parquet file (chunk, file) (0, 5) is missing",
+        ),
+        (lambda c: c.update(length=pa.array([6, 5, 4])), "has 4 rows but its listed length is 5"),
+        (lambda c: c.update(episode_index=pa.array([0, 1, 7])), "its rows are missing or scattered"),
+        (lambda c: c.update(episode_index=pa.array([0, 1, 1])), "lists episode 1 twice"),
+        (lambda c: c.update(length=pa.array([6, 4, 0])), "without a valid episode_index and length"),
+        (lambda c: c.update({f"videos/{sets.KEY}/file_index": pa.array([0, 0, 9])}), "is missing"),
+        (lambda c: c.update({f"videos/{sets.KEY}/from_timestamp": pa.array([0.0, 0.6, 1.2])}), "but fewer frames"),
+        (lambda c: c.update({f"videos/{sets.KEY}/from_timestamp": pa.array([0.0, 0.6, 90.0])}), "but fewer frames"),
+    ],
+)
+def test_v3_places_that_do_not_hold_the_episode_are_refused(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], Any], sentence: str
+) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    sets.edit_parquet(folder / EPISODES, edit)
+    assert sentence in refusal(folder, tmp_path)
+
+
+def test_v3_task_texts_may_stand_in_a_column_or_in_json_lines(tmp_path: Path) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    path = folder / "meta/tasks.parquet"
+    sets.edit_parquet(path, lambda c: c.update(task=c.pop("__index_level_0__")))
+    assert check_dataset(folder).faults == ()
+    path.unlink()
+    sets.write_lines(folder / "meta/tasks.jsonl", [{"task_index": k, "task": f"task {k}"} for k in range(2)])
+    assert "stands where v3.0 has meta/tasks.parquet" in warnings(check_dataset(folder))
+
+
+def test_v3_without_episodes_or_task_texts_is_refused(tmp_path: Path) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    sets.edit_parquet(folder / "meta/tasks.parquet", lambda c: c.pop("__index_level_0__"))
+    assert "lacks the task texts" in refusal(folder, tmp_path)
+    shutil.rmtree(folder / "meta/episodes")
+    shutil.copy(sets.write_v3(tmp_path / "other") / "meta/tasks.parquet", folder / "meta/tasks.parquet")
+    assert "was the set finalized" in refusal(folder, tmp_path)
+
+
+def test_a_contract_file_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    path = folder / "meta/joynexus_contract.json"
+    sets.edit_json(path, lambda v: v.update(action_dim=5))
+    assert "states action_dim 5 but the data has 2" in refusal(folder, tmp_path)
+    path.write_text(json.dumps({"robot": 5}))
+    assert "is no embodiment contract" in refusal(folder, tmp_path)
+
+
+# Untrusted input
+
+
+def test_links_that_leave_the_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    inside = folder / "data/chunk-000/episode_000000.parquet"
+    outside = tmp_path / "outside.parquet"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    assert "symbolic link that leads out of the data set" in refusal(folder, tmp_path)
+    inside.unlink()
+    outside.rename(inside.with_name("moved.parquet"))
+    inside.symlink_to("moved.parquet")  # within the folder a link is fine
+    assert check_dataset(folder).errors == ()
+    (folder / "videos/extra").symlink_to("/etc")
+    assert "leads out" in refusal(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "/etc/{episode_index}",
+        "../{episode_index}",
+        "a/../../b",
+        "{episode_index.__class__}",
+        "{episode_index:099999d}",
+        "{x}",
+    ],
+)
+def test_templates_cannot_leave_the_folder_or_run_anything(template: str) -> None:
+    assert fill_template(template, {"episode_index": 3}) is None
+
+
+def test_templates_fill_numbers_with_and_without_width() -> None:
+    values: dict[str, int | str] = {"episode_chunk": 0, "episode_index": 12, "video_key": "cam"}
+    assert fill_template("d/{episode_chunk:03d}/{video_key}/e_{episode_index:06d}.x", values) == "d/000/cam/e_000012.x"
+    assert fill_template("e_{episode_index}.x", values) == "e_12.x"
+
+
+def test_a_set_that_is_wrong_everywhere_has_a_short_report(tmp_path: Path) -> None:
+    folder = sets.write_v2(tmp_path / "set", lengths=(1,) * 300, video=False)
+    for path in folder.glob("data/*/*.parquet"):
+        path.unlink()
+    report = check_dataset(folder)
+    assert 0 < len(report.errors) <= 200
