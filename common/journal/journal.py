@@ -25,7 +25,7 @@ from common.journal import records as r
 from common.journal.tables import SHELVES, ops
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
-_OP_KEY = ("tenant", "policy", "seq")
+_OP_KEY = r.KEYS[r.OpRecord]
 _NO_PAYLOAD = {"payload": b""}
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -154,10 +154,10 @@ class JobRecord(Base, frozen=True, kw_only=True):
     Attributes:
         key: chosen by the client; the same key is the same job.
         number: counts the tenant's jobs.
-        version: evaluations: the version that acts.
+        version: evaluations: the version that acts; training: the version it published in the end.
         manifest, feature_scope: data set, once resolved.
         first_seq: training: seq of the job's first op, once it drives the policy; 0 before.
-        initial: training: its first op publishes the untrained policy.
+        initial: training: its first op publishes the untrained policy, as `initial_version`.
     """
 
     tenant: str
@@ -173,6 +173,7 @@ class JobRecord(Base, frozen=True, kw_only=True):
     feature_scope: str = ""
     first_seq: int = 0
     initial: bool = False
+    initial_version: int = 0
     error: Failure | None = None
     action_error: ActionError | None = None
 
@@ -273,3 +274,26 @@ Record = (
     | UsageRecord
     | BlobRecord
 )
+
+KEYS: dict[type[Base], tuple[str, ...]] = {
+    PolicyRecord: ("tenant", "policy"),
+    LeaseRecord: ("tenant", "policy"),
+    VersionRecord: ("tenant", "policy", "version"),
+    CheckpointRecord: ("tenant", "policy"),
+    StateRecord: ("tenant", "policy", "state"),
+    JobRecord: ("tenant", "job"),
+    PageRecord: ("tenant", "job", "page"),
+    CurveRecord: ("tenant", "job", "first"),
+    DatasetRecord: ("tenant", "dataset"),
+    UsageRecord: ("tenant", "policy"),
+    BlobRecord: ("tenant", "digest"),
+    OpRecord: ("tenant", "policy", "seq"),
+    OpDone: ("tenant", "policy", "seq"),
+    OpsCovered: ("tenant", "policy"),
+}
+"""Key fields of every kind of record: a later record replaces an earlier one of the same kind and key."""
+
+
+def key_of(record: Base) -> tuple[object, ...]:
+    """Return what a record is about: two records of the same kind with equal keys, and the later one counts."""
+    return (type(record), *(getattr(record, field) for field in KEYS[type(record)]))

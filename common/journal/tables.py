@@ -17,16 +17,16 @@ from common.journal import records as r
 metadata = sa.MetaData()
 
 
-def _table(name: str, *keys: sa.Column[str] | sa.Column[int]) -> sa.Table:
-    return sa.Table(name, metadata, *keys, sa.Column("record", sa.LargeBinary, nullable=False))
+_NUMBERS = frozenset({"version", "page", "first", "seq"})
 
 
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, primary_key=True)
-
-
-def _number(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.Integer, primary_key=True, autoincrement=False)
+def _keys(record: type[r.Base]) -> list[sa.Column[str] | sa.Column[int]]:
+    return [
+        sa.Column(name, sa.Integer, primary_key=True, autoincrement=False)
+        if name in _NUMBERS
+        else sa.Column(name, sa.Text, primary_key=True)
+        for name in r.KEYS[record]
+    ]
 
 
 class Shelf(NamedTuple):
@@ -36,32 +36,34 @@ class Shelf(NamedTuple):
     key: tuple[str, ...]
 
 
+def _shelf(record: type[r.Base], name: str) -> Shelf:
+    table = sa.Table(name, metadata, *_keys(record), sa.Column("record", sa.LargeBinary, nullable=False))
+    return Shelf(table, r.KEYS[record])
+
+
 ops = sa.Table(
     "ops",
     metadata,
-    _text("tenant"),
-    _text("policy"),
-    _number("seq"),
+    *_keys(r.OpRecord),
     sa.Column("record", sa.LargeBinary, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=True),
     sa.Column("done", sa.LargeBinary, nullable=True),
 )
 """`record` is the `OpRecord` without its payload, `done` the `OpDone` once there is one."""
 
-SHELVES: dict[type[r.Base], Shelf] = {
-    type_: Shelf(table, tuple(column.name for column in table.primary_key))
-    for type_, table in (
-        (r.PolicyRecord, _table("policies", _text("tenant"), _text("policy"))),
-        (r.LeaseRecord, _table("leases", _text("tenant"), _text("policy"))),
-        (r.VersionRecord, _table("versions", _text("tenant"), _text("policy"), _number("version"))),
-        (r.CheckpointRecord, _table("checkpoints", _text("tenant"), _text("policy"))),
-        (r.StateRecord, _table("states", _text("tenant"), _text("policy"), _text("state"))),
-        (r.JobRecord, _table("jobs", _text("tenant"), _text("job"))),
-        (r.PageRecord, _table("pages", _text("tenant"), _text("job"), _number("page"))),
-        (r.CurveRecord, _table("curves", _text("tenant"), _text("job"), _number("first"))),
-        (r.DatasetRecord, _table("datasets", _text("tenant"), _text("dataset"))),
-        (r.UsageRecord, _table("usage", _text("tenant"), _text("policy"))),
-        (r.BlobRecord, _table("blobs", _text("tenant"), _text("digest"))),
-    )
+_NAMES: dict[type[r.Base], str] = {
+    r.PolicyRecord: "policies",
+    r.LeaseRecord: "leases",
+    r.VersionRecord: "versions",
+    r.CheckpointRecord: "checkpoints",
+    r.StateRecord: "states",
+    r.JobRecord: "jobs",
+    r.PageRecord: "pages",
+    r.CurveRecord: "curves",
+    r.DatasetRecord: "datasets",
+    r.UsageRecord: "usage",
+    r.BlobRecord: "blobs",
 }
+
+SHELVES: dict[type[r.Base], Shelf] = {record: _shelf(record, name) for record, name in _NAMES.items()}
 """All kinds of records except those of ops, in the order in which they are loaded."""
