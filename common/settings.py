@@ -116,10 +116,12 @@ class InferenceSettings(ModelSettings):
 
     Attributes:
         max_slots: versions in memory at once.
+        keep_features: look up and keep features of pictures too (a robot hardly sees the same picture twice).
     """
 
     cluster_file: Path = Path(".joynexus/keys/inference/client.toml")
     max_slots: int = Field(32, ge=1)
+    keep_features: bool = False
 
 
 class EnvSettings(WorkerSettings):

@@ -1,0 +1,39 @@
+"""How a role brings its backbone up: loaded, tried, described.
+
+In: the names that settings hold. Out: a backbone that is ready, and what to say of it. Never: a claim about grouping
+that was not tried on this host.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from joynexus.vla.backbones import load_backbone
+from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.numerics import probe
+
+
+def bring_up(
+    name: str, *, device: str, dtype: str, cache_dir: Path, image_side: int | None
+) -> tuple[Backbone, dict[str, str]]:
+    """Load a backbone and find out whether groups keep every sample's bits here.
+
+    Returns:
+        the backbone, and for status: `backbone`, `device`, `dtype`, `numerics` (one sentence), `numerics_class`,
+        `torch`.
+
+    Raises:
+        ValueError: one sentence on why it cannot be loaded.
+    """
+    backbone = load_backbone(name, device=device, dtype=dtype, cache_dir=cache_dir, image_side=image_side)
+    verdict = probe(backbone)
+    return backbone, {
+        "backbone": backbone.name,
+        "device": str(backbone.device),
+        "dtype": dtype,
+        "numerics": ("exact: " if verdict.exact else "not exact: ") + verdict.detail,
+        "numerics_class": verdict.numerics_class,
+        "torch": torch.__version__,
+    }

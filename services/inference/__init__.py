@@ -1,0 +1,1 @@
+"""The inference role: served versions side by side, one shared backbone forward a group."""

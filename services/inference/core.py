@@ -1,0 +1,174 @@
+"""The inference engine: groups of requests in, actions out; one backbone forward for all rows of a group.
+
+In: a `PredictGroup` with its buffers, and offers of new versions. Out: `PredictDone` with its buffers, `WeightsApplied`
+or `WeightsRefused`. Never: sockets, actions that depend on who else is in the group, or a request that fails because
+another one is bad: what is wrong with a request is found before it joins the forward, and a row that makes a forward
+fail nevertheless is found by halving the group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from joynexus.vla import inputs
+from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.busy import BusyClock
+from joynexus.vla.feature import Observation
+from joynexus.vla.shared_forward import Need, SharedForward, Store
+from joynexus.wire import limits
+from joynexus.wire.arrays import ArrayPacker, Buffer, rebuild
+from joynexus.wire.back import (
+    PredictDone,
+    Predicted,
+    PredictGroup,
+    PredictItem,
+    WeightsApplied,
+    WeightsOffer,
+    WeightsRefused,
+)
+from joynexus.wire.errors import ErrorCode, JoyNexusError, WireError, failure
+from joynexus.wire.front import Act
+from services.inference.texts import TextMemory
+from services.inference.versions import OpenBlob, Served, Shelf
+
+log = logging.getLogger(__name__)
+
+_act_decoder = msgspec.msgpack.Decoder(Act)
+
+
+@dataclass
+class _Request:
+    """A request that was found good; `busy_s` grows as it is worked on."""
+
+    item: PredictItem
+    served: Served
+    state: npt.NDArray[np.float32]
+    need: Need
+    busy_s: float = 0.0
+
+
+class PredictEngine:
+    """Served versions on a shared backbone.
+
+    Args:
+        backbone: shared and frozen.
+        open_blob: gives a version's file.
+        features: keeps features between groups; None keeps those of instructions without pictures only.
+        max_versions, budget_bytes: versions in memory at most.
+        clock: measures busy time; None takes the backbone's device.
+        max_rows: rows in one forward at most.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        open_blob: OpenBlob,
+        features: Store | None = None,
+        *,
+        max_versions: int = 32,
+        budget_bytes: int = 4 * 1024**3,
+        clock: BusyClock | None = None,
+        max_rows: int = 64,
+    ) -> None:
+        self._clock = clock or BusyClock(backbone.device)
+        self._shelf = Shelf(backbone, open_blob, max_versions=max_versions, budget_bytes=budget_bytes)
+        store = TextMemory() if features is None else features
+        self._forward = SharedForward(backbone, store, self._clock, max_rows=max_rows)
+
+    def load(self, offer: WeightsOffer) -> WeightsApplied | WeightsRefused:
+        """Take a version into memory beside those that act; may run on a thread of its own."""
+        tenant, policy, version = offer.tenant, offer.policy, offer.version
+        try:
+            self._shelf.get(tenant, policy, version, offer.digest)
+        except JoyNexusError as error:
+            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=error.failure)
+        except Exception:  # whatever it is, the version before it keeps acting, and somebody waits for an answer
+            log.exception("version %d of policy '%s' of tenant '%s' cannot be loaded", version, policy, tenant)
+            sentence = f"version {version} failed to load; the inference service's log has the reason"
+            error = failure(ErrorCode.INTERNAL, sentence)
+            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=error)
+        return WeightsApplied(tenant=tenant, policy=policy, version=version)
+
+    def predict(self, group: PredictGroup, buffers: Sequence[Buffer] = ()) -> tuple[PredictDone, list[Buffer]]:
+        """Do a group; return the answers, one an item in order, and the buffers they refer to."""
+        prepared = [self._prepare(item, buffers) for item in group.items]
+        good = [request for request in prepared if isinstance(request, _Request)]
+        self._forward.complete([request.need for request in good])
+        packer = ArrayPacker()
+        answers = tuple(
+            self._act(request, packer) if isinstance(request, _Request) else request for request in prepared
+        )
+        return PredictDone(task=group.task, attempt=group.attempt, items=answers), packer.buffers
+
+    def _prepare(self, item: PredictItem, buffers: Sequence[Buffer]) -> _Request | Predicted:
+        """Read and check a request, and look up its features."""
+        elapsed = self._clock.start()
+        try:
+            served = self._shelf.get(item.tenant, item.policy, item.version, item.digest)
+            state, seen = _read(item, buffers, served)
+            keys = [self._forward.key(f"tenant:{item.tenant}", observation) for observation in seen]
+            need = self._forward.look_up(keys, seen.__getitem__)
+        except JoyNexusError as error:
+            return Predicted(request=item.request, version=item.version, error=error.failure, busy_s=elapsed())
+        return _Request(item, served, state, need, elapsed())
+
+    def _act(self, request: _Request, packer: ArrayPacker) -> Predicted:
+        """Do the private part of a request."""
+        item, elapsed = request.item, self._clock.start()
+        answer = Predicted(
+            request=item.request,
+            version=request.served.version,
+            rows=len(request.state),
+            backbone_forwards=request.need.forwards,
+        )
+        try:
+            actions = request.served.policy.act(request.need.features(), request.state)
+            if not np.isfinite(actions).all():
+                sentence = "the policy's actions are not finite: use an earlier version"
+                raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
+            answer = msgspec.structs.replace(answer, actions=packer.add(actions))
+        except JoyNexusError as error:
+            answer = msgspec.structs.replace(answer, error=error.failure)
+        except torch.AcceleratorError:
+            raise  # the device is lost to this process, which must start anew
+        except Exception:  # a fault of ours in one tenant's private part must not take the other tenants down
+            log.exception("request %s of policy '%s' of tenant '%s' failed", item.request, item.policy, item.tenant)
+            sentence = f"request {item.request} failed inside the service; the inference service's log has the reason"
+            answer = msgspec.structs.replace(answer, error=failure(ErrorCode.INTERNAL, sentence))
+        return msgspec.structs.replace(answer, busy_s=request.busy_s + request.need.busy_s + elapsed())
+
+
+def _read(
+    item: PredictItem, buffers: Sequence[Buffer], served: Served
+) -> tuple[npt.NDArray[np.float32], list[Observation]]:
+    """Decode a request and check it against the policy's contract.
+
+    Raises:
+        JoyNexusError: one sentence, naming expected and got.
+    """
+    contract = served.policy.spec.contract
+    own = buffers[item.first_buffer : item.first_buffer + item.buffers]
+    try:
+        act = _act_decoder.decode(item.act)
+        state = rebuild(act.state, own)
+        images = [rebuild(array, own) for array in act.images]
+    except (msgspec.MsgspecError, WireError) as error:
+        raise JoyNexusError(failure(ErrorCode.INVALID, f"the request cannot be read: {error}")) from error
+    if act.contract and act.contract != contract.digest():
+        sentence = (
+            f"your contract {act.contract[:32]} is not the policy's ({contract.digest()}): compare yours with the one "
+            "that the policy's description shows"
+        )
+        raise JoyNexusError(failure(ErrorCode.CONTRACT_MISMATCH, sentence))
+    if state.ndim and len(state) > limits.MAX_ACT_ROWS:
+        sentence = f"a request has at most {limits.MAX_ACT_ROWS} rows, this one has {len(state)}: split it"
+        raise JoyNexusError(failure(ErrorCode.TOO_LARGE, sentence))
+    rows = inputs.check_state(contract, state)
+    return state, inputs.observations(contract, rows, images, act.instructions)

@@ -1,0 +1,119 @@
+"""The inference service's shell: a backbone, an engine, and the connection to the master.
+
+In: settings. Out: a process that takes `PredictGroup`s and `WeightsOffer`s until it is told to end. Never: a group that
+waits while a new version is fetched: that happens on a thread of its own, and the version is there from the next group
+on. Import it after `joynexus.vla.numerics.configure` (see `__main__`): it loads torch.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from common.progress import Progress
+from common.runtime import WorkerRuntime
+from common.settings import InferenceSettings
+from common.telemetry import get_logger, log_op
+from joynexus.vla.feature_store import FeatureStore
+from joynexus.vla.startup import bring_up
+from joynexus.wire import Packet
+from joynexus.wire.back import Predicted, PredictGroup, Register, WeightsApplied, WeightsOffer, WeightsRefused
+from services.inference.core import PredictEngine
+
+log = get_logger(__name__)
+
+CREDIT = 2
+"""Groups at once: one being worked on, one waiting at hand."""
+LOADING_S = 900.0
+"""A backbone must be loaded and tried within this."""
+WORKING_S = 120.0
+"""A group must be done, or a version loaded, within this."""
+
+
+def run(settings: InferenceSettings) -> None:
+    """Serve until told to end; SystemExit with one sentence if the backbone cannot be loaded."""
+    on_gpu = settings.device.startswith("cuda")
+    progress = Progress(cpu=lambda: 0.0) if on_gpu else Progress()
+    with WorkerRuntime(settings, progress=progress) as runtime, ThreadPoolExecutor(1, "load-version") as loader:
+        with progress.phase("loading", deadline_s=LOADING_S):
+            try:
+                backbone, detail = bring_up(
+                    settings.backbone,
+                    device=settings.device,
+                    dtype=settings.dtype,
+                    cache_dir=settings.cache_dir,
+                    image_side=settings.image_side or None,
+                )
+            except ValueError as error:
+                raise SystemExit(f"the inference service cannot start: {error}") from error
+            budget = settings.feature_budget_bytes if settings.keep_features else 0
+            store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
+            engine = PredictEngine(backbone, runtime.blobs.fetch, store, max_versions=settings.max_slots)
+        log.info("ready", **detail)
+        runtime.register(
+            Register(
+                role="inference",
+                incarnation=runtime.incarnation,
+                pid=os.getpid(),
+                credit={"predict": CREDIT},
+                backbone=backbone.digest,
+                backbone_name=backbone.name,
+                batch_key=backbone.batch_key(),
+                detail=detail,
+            )
+        )
+
+        def load(offer: WeightsOffer) -> None:
+            with progress.phase("working", deadline_s=WORKING_S):
+                answer = engine.load(offer)
+            runtime.send(answer)
+            outcome = answer.error.code if isinstance(answer, WeightsRefused) else "ok"
+            log_op(
+                log,
+                "load_version",
+                outcome=outcome,
+                ms=0.0,
+                tenant=offer.tenant,
+                policy=offer.policy,
+                version=offer.version,
+            )
+
+        def work(packet: Packet) -> None:
+            message = packet.message
+            if isinstance(message, WeightsOffer):
+                loader.submit(load, message)
+            elif isinstance(message, PredictGroup):
+                with progress.phase("working", deadline_s=WORKING_S):
+                    done, buffers = engine.predict(message, packet.buffers)
+                runtime.send(done, buffers)
+                _note(message, done.items, progress if on_gpu else None)
+            else:
+                log.warning("unexpected_work", kind=packet.header.kind)
+
+        runtime.serve(work)
+
+
+def _note(group: PredictGroup, answers: tuple[Predicted, ...], device_progress: Progress | None) -> None:
+    """One line a group; device time counts as busy where the CPU clock cannot see it."""
+    busy_s = sum(answer.busy_s for answer in answers)
+    if device_progress is not None:
+        device_progress.add_busy(busy_s)
+    errors = [answer.error for answer in answers if answer.error is not None]
+    log_op(
+        log,
+        "predict",
+        outcome="ok" if not errors else errors[0].code,
+        ms=busy_s * 1000.0,
+        task=group.task,
+        requests=len(answers),
+        rows=sum(answer.rows for answer in answers),
+        forwards=sum(answer.backbone_forwards for answer in answers),
+    )
+
+
+def _note_version(answer: WeightsApplied | WeightsRefused) -> None:
+    name = {"tenant": answer.tenant, "policy": answer.policy, "version": answer.version}
+    if isinstance(answer, WeightsRefused):
+        log.warning("version_refused", reason=answer.error.message, **name)
+    else:
+        log.info("version_applied", **name)

@@ -1,0 +1,82 @@
+"""The trainer's engine: groups of ops in, one answer an op out, each as soon as its own part is done.
+
+In: a `TrainGroup` with its buffers. Out: `TrainDone` and `SlotFailed`. Never: sockets, or numbers of one policy that
+depend on who else is in the group (`services.trainer.group` says how a group is done).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.busy import BusyClock
+from joynexus.vla.numerics import numerics_class
+from joynexus.vla.shared_forward import SharedForward, Store
+from joynexus.wire.arrays import Buffer
+from joynexus.wire.back import OpenSlot, TrainGroup
+from services.trainer.blobs import Blobs, OpenBlob, PutBlob
+from services.trainer.group import Answer, GroupRun
+from services.trainer.ops import Ops
+from services.trainer.samples import SampleReader
+from services.trainer.slots import Slot, SlotKey, open_slot
+
+
+class TrainerEngine:
+    """Policies in memory, and the ops done on them.
+
+    Args:
+        backbone: shared and frozen.
+        feature_store: keeps features between ops; None keeps nothing.
+        open_blob: gives a blob's file.
+        put_blob: takes a file into the blob store.
+        scratch: folder for files on their way there.
+        clock: measures busy time; None takes the backbone's device.
+        max_rows: samples in one forward at most.
+        advance: called after each forward.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        feature_store: Store | None,
+        open_blob: OpenBlob,
+        put_blob: PutBlob,
+        *,
+        scratch: Path,
+        clock: BusyClock | None = None,
+        max_rows: int = 64,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._backbone = backbone
+        self._slots: dict[SlotKey, Slot] = {}
+        self._clock = clock or BusyClock(backbone.device)
+        self._blobs = Blobs(open_blob, put_blob, scratch)
+        self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
+        self._reader = SampleReader(self._blobs, self._forward.key)
+        self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype))
+
+    @property
+    def policies(self) -> tuple[SlotKey, ...]:
+        """Tenant and policy of the slots in memory."""
+        return tuple(self._slots)
+
+    def run(self, group: TrainGroup, buffers: Sequence[Buffer] = ()) -> Iterator[Answer]:
+        """Do a group, lazily (take all answers): a `TrainDone` an item, or a `SlotFailed` for all that a slot had left.
+
+        The last answer of the group has `last` set.
+        """
+        for key in group.close:
+            self._slots.pop(key, None)
+        run = GroupRun(group, buffers, self._slots, self._open, self._reader, self._forward, self._ops, self._clock)
+        return run.answers()
+
+    def _open(self, opening: OpenSlot) -> None:
+        """Bring a policy into memory, unless it is there already as asked for; ValueError or Unreachable if not."""
+        key = (opening.tenant, opening.policy)
+        held = self._slots.get(key)
+        if held is not None and held.covers(opening):
+            return
+        self._slots.pop(key, None)
+        path = self._blobs.path(opening.checkpoint) if opening.checkpoint else None
+        self._slots[key] = open_slot(opening, self._backbone, path)

@@ -1,0 +1,186 @@
+"""How a group is done: what policies share is the backbone forward, everything else each does alone.
+
+In: a `TrainGroup`. Out: its answers, in the order in which they are ready. Never: an op of a policy before the one that
+comes before it. In each round the next op of every policy that needs features takes part in one forward over what is
+not stored; then each policy does its private part, padded to its own samples.
+
+Two kinds of trouble are kept apart. An op that is at fault (bad data, a non-finite loss) is answered with an error,
+counts as applied and changed nothing. Where the service is at fault (a blob cannot be had, an unexpected exception) the
+op was not done: the slot is dropped and `SlotFailed` says so; it is opened again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from joynexus.vla.busy import BusyClock
+from joynexus.vla.shared_forward import Need, SharedForward
+from joynexus.wire.arrays import Buffer
+from joynexus.wire.back import OpenSlot, SlotFailed, TrainDone, TrainGroup, TrainItem
+from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
+from services.trainer.blobs import Unreachable
+from services.trainer.ops import NEEDS_FEATURES, Ops, make_done
+from services.trainer.samples import SampleReader, TrainBatch
+from services.trainer.slots import OutOfOrder, Slot, SlotKey
+
+Answer = TrainDone | SlotFailed
+_Outcome = TypeVar("_Outcome")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Ready:
+    """A training op whose samples were read and whose features were looked up; `busy_s` is what that took."""
+
+    item: TrainItem
+    batch: TrainBatch
+    need: Need
+    busy_s: float = 0.0
+
+
+class GroupRun:
+    """One group on its way: a lane of items for each policy, until all are empty."""
+
+    def __init__(
+        self,
+        group: TrainGroup,
+        buffers: Sequence[Buffer],
+        slots: dict[SlotKey, Slot],
+        open_slot: Callable[[OpenSlot], None],
+        reader: SampleReader,
+        forward: SharedForward,
+        ops: Ops,
+        clock: BusyClock,
+    ) -> None:
+        self._group = group
+        self._buffers = buffers
+        self._slots = slots
+        self._open_slot = open_slot
+        self._reader = reader
+        self._forward = forward
+        self._ops = ops
+        self._clock = clock
+        self._lanes: dict[SlotKey, deque[TrainItem]] = {}
+        for item in group.items:
+            self._lanes.setdefault(_key(item), deque()).append(item)
+
+    def answers(self) -> Iterator[Answer]:
+        """Do the group; see `TrainerEngine.run`."""
+        failed = deque(self._open_slots())
+        while failed:
+            answer = failed.popleft()
+            yield msgspec.structs.replace(answer, last=not failed and not self._lanes)
+        while self._lanes:
+            for done in self._round():
+                yield msgspec.structs.replace(done, last=not self._lanes)
+
+    def _open_slots(self) -> Iterator[SlotFailed]:
+        for opening in self._group.slots:
+            key = (opening.tenant, opening.policy)
+            try:
+                self._open_slot(opening)
+            except Unreachable as error:
+                yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' cannot be opened now: {error}")
+            except ValueError as error:
+                yield self._fail(key, ErrorCode.INVALID, f"policy '{key[1]}' cannot be opened: {error}")
+        for key in [key for key in self._lanes if key not in self._slots]:
+            yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' is not in this trainer's memory: open it")
+
+    def _round(self) -> Iterator[Answer]:
+        """Bring every policy to its next op that needs features, forward for all of them, then train each."""
+        ready: list[_Ready] = []
+        for key in list(self._lanes):
+            yield from self._advance(key, ready)
+        self._forward.complete([op.need for op in ready])
+        for op in ready:
+            yield self._finish(op)
+
+    def _advance(self, key: SlotKey, ready: list[_Ready]) -> Iterator[Answer]:
+        """Do a policy's ops up to the next that needs features, and make that one ready."""
+        while key in self._lanes:
+            item = self._lanes[key][0]
+            stored = self._slots[key].recall(item)
+            if stored is not None:
+                yield self._answer(item, stored)
+                continue
+            elapsed = self._clock.start()
+            outcome = self._guarded(item, partial(self._start, item))
+            if isinstance(outcome, _Ready):
+                outcome.busy_s = elapsed()
+                ready.append(outcome)
+                return
+            yield self._settle(item, outcome, elapsed())
+
+    def _start(self, item: TrainItem) -> TrainDone | _Ready:
+        slot = self._slots[_key(item)]
+        slot.check_order(item)
+        if item.kind not in NEEDS_FEATURES:
+            return self._ops.do(slot, item)
+        batch = self._reader.read(item, self._buffers, slot.spec)
+        return _Ready(item, batch, self._forward.look_up(batch.keys, batch.observe))
+
+    def _finish(self, op: _Ready) -> Answer:
+        """Do the private part of a training op."""
+        before = op.busy_s + op.need.busy_s
+        elapsed = self._clock.start()
+        outcome = self._guarded(op.item, partial(self._train, op))
+        if isinstance(outcome, TrainDone):
+            outcome = msgspec.structs.replace(outcome, backbone_forwards=op.need.forwards)
+        return self._settle(op.item, outcome, before + elapsed())
+
+    def _train(self, op: _Ready) -> TrainDone:
+        return self._ops.train(self._slots[_key(op.item)], op.item, op.batch, op.need.features())
+
+    # What may become of an op
+
+    def _guarded(self, item: TrainItem, work: Callable[[], _Outcome]) -> _Outcome | TrainDone | SlotFailed:
+        key = _key(item)
+        try:
+            return work()
+        except JoyNexusError as error:
+            return make_done(self._slots[key], item, error=error.failure)
+        except (OutOfOrder, Unreachable) as error:
+            return self._fail(key, ErrorCode.UNAVAILABLE, str(error))
+        except torch.AcceleratorError:
+            raise  # the device is lost to this process, which must start anew
+        except Exception:  # a fault of ours in one tenant's private part must not take the other tenants down
+            log.exception("op %d (%s) of policy '%s' of tenant '%s' failed", item.seq, item.kind, key[1], key[0])
+            sentence = f"op {item.seq} of policy '{key[1]}' failed inside the service; the trainer's log has the reason"
+            return self._fail(key, ErrorCode.INTERNAL, sentence)
+
+    def _settle(self, item: TrainItem, outcome: Answer, busy_s: float) -> Answer:
+        """Count an op that was answered as applied."""
+        if isinstance(outcome, SlotFailed):
+            return outcome
+        outcome = msgspec.structs.replace(outcome, busy_s=busy_s)
+        self._slots[_key(item)].remember(item, outcome)
+        return self._answer(item, outcome)
+
+    def _answer(self, item: TrainItem, done: TrainDone) -> TrainDone:
+        """Take an op from its lane and address its answer."""
+        key = _key(item)
+        self._lanes[key].popleft()
+        if not self._lanes[key]:
+            del self._lanes[key]
+        return msgspec.structs.replace(done, task=self._group.task, attempt=self._group.attempt)
+
+    def _fail(self, key: SlotKey, code: ErrorCode, sentence: str) -> SlotFailed:
+        self._slots.pop(key, None)
+        self._lanes.pop(key, None)
+        group = self._group
+        return SlotFailed(
+            task=group.task, attempt=group.attempt, tenant=key[0], policy=key[1], error=failure(code, sentence)
+        )
+
+
+def _key(item: TrainItem) -> SlotKey:
+    return item.tenant, item.policy

@@ -1,0 +1,110 @@
+"""The trainer's shell: a backbone, an engine, and the connection to the master.
+
+In: settings. Out: a process that takes `TrainGroup`s until it is told to end. Never: a decision about ops; those are
+the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`): it loads torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from common.progress import Progress
+from common.runtime import WorkerRuntime
+from common.settings import TrainerSettings
+from common.telemetry import get_logger, log_op
+from joynexus.vla.feature_store import FeatureStore
+from joynexus.vla.startup import bring_up
+from joynexus.wire import Packet
+from joynexus.wire.back import Register, SlotFailed, TrainGroup
+from services.trainer.core import TrainerEngine
+from services.trainer.group import Answer
+
+log = get_logger(__name__)
+
+CREDIT = 2
+"""Groups at once: one being worked on, one waiting at hand."""
+LOADING_S = 900.0
+"""A backbone must be loaded and tried within this."""
+WORKING_S = 300.0
+"""An op, or one forward of a group, must be done within this."""
+
+
+def run(settings: TrainerSettings) -> None:
+    """Serve until told to end; SystemExit with one sentence if the backbone cannot be loaded."""
+    on_gpu = settings.device.startswith("cuda")
+    progress = Progress(cpu=lambda: 0.0) if on_gpu else Progress()
+    with WorkerRuntime(settings, progress=progress) as runtime:
+        with progress.phase("loading", deadline_s=LOADING_S):
+            try:
+                backbone, detail = bring_up(
+                    settings.backbone,
+                    device=settings.device,
+                    dtype=settings.dtype,
+                    cache_dir=settings.cache_dir,
+                    image_side=settings.image_side or None,
+                )
+            except ValueError as error:
+                raise SystemExit(f"the trainer cannot start: {error}") from error
+            budget = settings.feature_budget_bytes
+            store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
+            scratch = settings.cache_dir / "scratch" / f"trainer-{os.getpid()}"
+            engine = TrainerEngine(
+                backbone,
+                store,
+                runtime.blobs.fetch,
+                runtime.blobs.put_file,
+                scratch=scratch,
+                advance=progress.advance,
+            )
+        log.info("ready", **detail)
+        runtime.register(
+            Register(
+                role="trainer",
+                incarnation=runtime.incarnation,
+                pid=os.getpid(),
+                credit={"train": CREDIT},
+                backbone=backbone.digest,
+                backbone_name=backbone.name,
+                batch_key=backbone.batch_key(),
+                detail=detail,
+            )
+        )
+
+        def work(packet: Packet) -> None:
+            group = packet.message
+            if not isinstance(group, TrainGroup):
+                log.warning("unexpected_work", kind=packet.header.kind)
+                return
+            with progress.phase("working", deadline_s=WORKING_S):
+                for answer in engine.run(group, packet.buffers):
+                    runtime.send(answer)
+                    progress.advance()
+                    _note(answer, progress if on_gpu else None)
+                    if runtime.cancelled(group.task):
+                        break  # another trainer has it; what was done stays consistent op by op
+                if store is not None:
+                    stats = store.stats
+                    runtime.detail.update(features_hits=str(stats.hits), features_misses=str(stats.misses))
+
+        runtime.serve(work, drain=lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+def _note(answer: Answer, device_progress: Progress | None) -> None:
+    """One line an answer; device time counts as busy where the CPU clock cannot see it."""
+    if isinstance(answer, SlotFailed):
+        log.warning("slot_failed", tenant=answer.tenant, policy=answer.policy, reason=answer.error.message)
+        return
+    if device_progress is not None:
+        device_progress.add_busy(answer.busy_s)
+    log_op(
+        log,
+        answer.kind,
+        outcome=answer.result.error.code if answer.result.error else "ok",
+        ms=answer.busy_s * 1000.0,
+        tenant=answer.tenant,
+        policy=answer.policy,
+        seq=answer.seq,
+        attempt=answer.attempt,
+        forwards=answer.backbone_forwards,
+    )

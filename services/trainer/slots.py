@@ -1,0 +1,246 @@
+"""A slot: one policy in a trainer's memory, and exactly-once for its ops.
+
+In: a policy's spec or checkpoint, then its ops in order. Out: what each op did. Never: an op applied twice, an op out
+of order, or a step of one policy that another policy can notice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+
+from joynexus.contract import struct_digest
+from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.feature import VLAFeature
+from joynexus.vla.learner import Learner
+from joynexus.vla.policy import Policy
+from joynexus.wire.back import OpenSlot, TrainDone, TrainItem
+from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
+from services.trainer.checkpoint import CheckpointMeta, read_checkpoint, write_checkpoint
+from services.trainer.samples import TrainBatch
+
+_REMEMBERED_RESULTS = 4096
+
+SlotKey = tuple[str, str]
+"""Tenant and policy."""
+
+
+class OutOfOrder(Exception):  # noqa: N818 - not an error of anybody's op: master and trainer disagree on the state
+    """An op does not follow the last one applied here; the slot must be opened again."""
+
+
+class Slot:
+    """A policy that is being trained.
+
+    Attributes:
+        tenant, policy: whose it is.
+        spec: what it was made from.
+        applied_seq: last op that was applied.
+    """
+
+    def __init__(self, opening: OpenSlot, backbone: Backbone) -> None:
+        """Make a fresh slot.
+
+        Raises:
+            ValueError: if the spec cannot be built.
+        """
+        self.tenant, self.policy, self.spec = opening.tenant, opening.policy, opening.spec
+        self.applied_seq = 0
+        self._backbone = backbone.digest
+        self._learner = Learner(Policy(opening.spec, backbone.digest, backbone.hidden_size, device=backbone.device))
+        self._results: OrderedDict[tuple[int, bool], TrainDone] = OrderedDict()  # by (seq, is a checkpoint)
+        self._checkpoints = {"": 0}  # the states that this one descends from: digest and op
+        self._remembered_from = 0  # every op above this one has its result remembered
+
+    @property
+    def trained(self) -> Policy:
+        """The policy itself."""
+        return self._learner.policy
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self._learner.step
+
+    # Exactly once
+
+    def covers(self, opening: OpenSlot) -> bool:
+        """Tell whether this slot is what `opening` asks for, or is ahead of it with every result still at hand.
+
+        So a master that was restarted, or a message that came twice, costs no work.
+        """
+        return (
+            opening.spec == self.spec
+            and self._checkpoints.get(opening.checkpoint) == opening.applied_seq
+            and opening.applied_seq >= self._remembered_from
+        )
+
+    def recall(self, item: TrainItem) -> TrainDone | None:
+        """Return the stored answer if this op was applied here before."""
+        return self._results.get((item.seq, item.kind == "checkpoint"))
+
+    def check_order(self, item: TrainItem) -> None:
+        """Refuse an op that is not the next one (a checkpoint: not one of the state as it is).
+
+        Raises:
+            OutOfOrder: if it is not.
+        """
+        expected = self.applied_seq + (item.kind != "checkpoint")
+        if item.seq != expected:
+            raise OutOfOrder(
+                f"{item.kind} {item.seq} of policy '{self.policy}' came where {expected} was due: "
+                "open the slot again from its checkpoint"
+            )
+
+    def remember(self, item: TrainItem, done: TrainDone) -> None:
+        """Keep an answer, and count the op as applied."""
+        is_checkpoint = item.kind == "checkpoint"
+        self._results[item.seq, is_checkpoint] = done
+        if not is_checkpoint:
+            self.applied_seq = item.seq
+        if done.checkpoint:
+            self._checkpoints[done.checkpoint] = item.seq
+        if len(self._results) > _REMEMBERED_RESULTS:
+            (seq, _), _ = self._results.popitem(last=False)
+            self._remembered_from = seq
+            self._checkpoints = {digest: at for digest, at in self._checkpoints.items() if at >= seq}
+
+    # The ops
+
+    def forward_backward(self, batch: TrainBatch, features: list[VLAFeature]) -> dict[str, float]:
+        """Add the gradients of a batch; return `loss` and `samples`.
+
+        Raises:
+            JoyNexusError: `NON_FINITE`; no gradient was added, and the optimizer step to come is vetoed too.
+        """
+        metrics = self._learner.forward_backward(features, batch.state, batch.action, batch.action_mask)
+        if metrics["vetoed"]:
+            raise refused(
+                ErrorCode.NON_FINITE,
+                f"the loss is {metrics['loss']}, so the step that it belongs to is vetoed and changes nothing: "
+                "check the samples' scale, or lower the learning rate",
+            )
+        return {"loss": metrics["loss"], "samples": float(len(features))}
+
+    def optim_step(self) -> dict[str, float]:
+        """Apply the gradients; return `grad_norm`, `lr` and `step`.
+
+        Raises:
+            JoyNexusError: `NON_FINITE`: weights and optimizer are as before, and the gradients are gone. `INVALID` if
+                no gradients wait.
+        """
+        if not self._learner.pending:
+            raise refused(ErrorCode.INVALID, "no gradients wait to be applied: send forward_backward first")
+        metrics = self._learner.optim_step()
+        if metrics["skipped"]:
+            raise refused(
+                ErrorCode.NON_FINITE,
+                f"a loss or gradient since the last step was not finite (gradient norm {metrics['grad_norm']}), so "
+                "this step is vetoed and its gradients are dropped: check the samples' scale, or lower the learning "
+                "rate",
+            )
+        return {"grad_norm": metrics["grad_norm"], "lr": metrics["lr"], "step": float(metrics["step"])}
+
+    def train_step(self, batch: TrainBatch, features: list[VLAFeature]) -> dict[str, float]:
+        """Do both in one; return the metrics of both.
+
+        Raises:
+            JoyNexusError: `NON_FINITE`; then weights and optimizer are as before.
+        """
+        try:
+            metrics = self.forward_backward(batch, features)
+        except JoyNexusError:
+            self._learner.optim_step()  # vetoed: it only clears what the failed half left
+            raise
+        return metrics | self.optim_step()
+
+    def check_finite(self) -> None:
+        """Refuse weights that overflowed; they must not leave memory.
+
+        Raises:
+            JoyNexusError: `NON_FINITE`, naming the first tensor.
+        """
+        for name, tensor in self.trained.module.state_dict().items():
+            if not torch.isfinite(tensor).all():
+                sentence = f"'{name}' holds NaN or infinities: load an earlier state and lower the learning rate"
+                raise refused(ErrorCode.NON_FINITE, sentence)
+
+    # What leaves and enters memory
+
+    def save(self, path: Path, seq: int) -> None:
+        """Write module, optimizer and counters to a scratch file, as the state after op `seq`.
+
+        Raises:
+            JoyNexusError: `INVALID` if gradients wait (states lie at optimizer boundaries), `NON_FINITE` as
+                `check_finite`.
+        """
+        if self._learner.pending:
+            raise refused(ErrorCode.INVALID, "gradients wait to be applied: send optim_step before the state is saved")
+        self.check_finite()
+        tensors, meta = self._learner.state()
+        write_checkpoint(
+            path,
+            tensors,
+            CheckpointMeta(
+                tenant=self.tenant,
+                policy=self.policy,
+                spec=struct_digest(self.spec),
+                backbone=self._backbone,
+                applied_seq=seq,
+                step=self.step,
+                learner=meta,
+            ),
+        )
+
+    def load(self, path: Path, digest: str) -> CheckpointMeta:
+        """Continue from a saved state; gradients that wait are dropped.
+
+        Raises:
+            ValueError: if it is damaged or of another policy, spec or backbone; then nothing changed.
+        """
+        tensors, meta = read_checkpoint(path, digest)
+        if (meta.tenant, meta.policy) != (self.tenant, self.policy):
+            raise ValueError(f"the state {digest} is not one of policy '{self.policy}': load one that it saved")
+        if meta.spec != struct_digest(self.spec):
+            raise ValueError(f"the state {digest} was saved under another spec of policy '{self.policy}'")
+        if meta.backbone != self._backbone:
+            raise ValueError(
+                f"the state {digest} was trained on backbone {meta.backbone}, but this trainer has {self._backbone}"
+            )
+        self._learner.load(tensors, meta.learner)
+        return meta
+
+    def resumed(self, opening: OpenSlot) -> None:
+        """Take the place in the order of ops that the checkpoint just loaded has."""
+        self.applied_seq = self._remembered_from = opening.applied_seq
+        self._checkpoints = {opening.checkpoint: opening.applied_seq}
+
+
+def open_slot(opening: OpenSlot, backbone: Backbone, path: Path | None) -> Slot:
+    """Bring a policy into memory, fresh from its spec (`path` is None) or from its checkpoint's file.
+
+    Raises:
+        ValueError: one sentence that says why it cannot be opened.
+    """
+    slot = Slot(opening, backbone)
+    if path is None:
+        if opening.applied_seq:
+            raise ValueError(
+                f"policy '{opening.policy}' has applied op {opening.applied_seq}, but no checkpoint of it was named"
+            )
+        return slot
+    meta = slot.load(path, opening.checkpoint)
+    if meta.applied_seq != opening.applied_seq:
+        raise ValueError(
+            f"checkpoint {opening.checkpoint} covers op {meta.applied_seq}, not op {opening.applied_seq}: "
+            f"it is not the one that policy '{opening.policy}' was to be opened from"
+        )
+    slot.resumed(opening)
+    return slot
+
+
+def refused(code: ErrorCode, sentence: str) -> JoyNexusError:
+    """Make the error with which an op is answered."""
+    return JoyNexusError(failure(code, sentence))
