@@ -1,0 +1,273 @@
+"""The thread that serves blobs: the two bulk sockets and the blob store, apart from everything that must answer fast.
+
+In: admitted blob requests. Out: chunks, offsets, and events for the core about what tenants stored and read. Never: a
+blob given to a tenant without the core's yes, or a tenant's upload that another tenant can see, resume or spoil.
+
+A tenant's upload grows in a folder of its own and enters the common store when it is complete and verified; so neither
+"do you have it?" nor an upload tells anything about others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from common.blobs import BlobStore, BlobStoreFullError, check_digest
+from common.telemetry import get_logger
+from joynexus.keys import KeyRegistry
+from joynexus.transport import Socket
+from joynexus.wire import Buffer, ErrorCode, Failure, Message, encode, failure, limits
+from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
+from services.master.doors import Wakeup, look_up, receive, send
+from services.master.events import BlobServed, BlobStored, Door, Peer
+from services.master.gate import BlobMessage, Refused, admit
+
+log = get_logger(__name__)
+
+Job = Callable[[], object]
+Step = Callable[[BlobMessage], None]
+
+MAX_READ_BYTES = 4 * 1024 * 1024
+"""Largest chunk that may be asked for."""
+
+
+class BulkService:
+    """Serve blobs in a thread.
+
+    Args:
+        sockets: the bulk ROUTERs, by door; used in this thread only.
+        registry: who is who.
+        store: the common blob store.
+        folder: where tenants' uploads grow, on the store's file system.
+        ask: has the core asked (in the master's thread) whether a tenant may read a blob, and the answer told.
+        post: gives the core an event.
+        failed: called if this thread fails.
+    """
+
+    def __init__(
+        self,
+        sockets: dict[Door, Socket],
+        registry: KeyRegistry,
+        store: BlobStore,
+        folder: Path,
+        *,
+        ask: Callable[[str, str, Callable[[bool], None]], None],
+        post: Callable[[BlobStored | BlobServed], None],
+        failed: Callable[[], object],
+    ) -> None:
+        self._sockets = sockets
+        self._registry = registry
+        self._store = store
+        self._folder = folder
+        self._ask = ask
+        self._post = post
+        self._failed = failed
+        self._areas: dict[str, BlobStore] = {}
+        self._begun: dict[tuple[str, str], tuple[int, int]] = {}  # (tenant, digest) -> bytes here, bytes in all
+        self._arriving: Counter[str] = Counter()  # stored for a tenant, and not yet known to the core
+        self._ids = itertools.count(1)
+        self._jobs: deque[Job] = deque()
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self.counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._guarded, name="bulk", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping = True
+        self._wakeup.set()
+        self._thread.join()
+
+    # Called from the master's thread
+
+    def reply(self, peer: Peer, message: Message, *, id: str, re: str) -> None:
+        """Send a message of the core to a bulk connection."""
+        self._do(lambda: self._send(peer, message, re=re, id=id))
+
+    def taken(self, digest: str) -> None:
+        """The core has seen `BlobStored` for this digest."""
+
+        def take() -> None:
+            self._arriving[digest] -= 1
+            if self._arriving[digest] <= 0:
+                del self._arriving[digest]
+
+        self._do(take)
+
+    def delete(self, digests: tuple[str, ...]) -> None:
+        """Delete blobs that nobody refers to; one that is just arriving again stays."""
+
+        def delete() -> None:
+            for digest in digests:
+                if digest not in self._arriving:
+                    self._store.delete(digest)
+
+        self._do(delete)
+
+    def _do(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._wakeup.set()
+
+    # In this thread
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except Exception:
+            log.critical("the thread that serves blobs fails", exc_info=True)
+            self._failed()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup, zmq.POLLIN)
+        for socket in self._sockets.values():
+            poller.register(socket, zmq.POLLIN)
+        while not self._stopping:
+            poller.poll(1000)
+            self._wakeup.clear()
+            while self._jobs:
+                self._jobs.popleft()()
+            for door, socket in self._sockets.items():
+                for peer, frames, key in receive(socket, door, at_once=8):
+                    self._take(peer, frames, key)
+        for socket in self._sockets.values():
+            socket.close()
+
+    def _take(self, peer: Peer, frames: list[Buffer], key: str) -> None:
+        request = admit(peer, frames, look_up(self._registry, key))
+        if isinstance(request, Refused):
+            self.counts[request.reason] += 1
+            self._send(peer, request.failure, re=request.re)
+        elif isinstance(request, BlobMessage):
+            self._step(self._serve, request)
+
+    def _step(self, step: Step, request: BlobMessage) -> None:
+        try:
+            step(request)
+        except BlobStoreFullError as error:
+            self._fail(request, failure(ErrorCode.UNAVAILABLE, str(error.strerror), retry_after_ms=5000))
+        except ValueError as error:  # a digest that is none, a chunk that does not fit, a wrong hash
+            self._fail(request, failure(ErrorCode.INVALID, str(error)))
+
+    def _serve(self, request: BlobMessage) -> None:
+        check_digest(request.message.digest)
+        match request.message:
+            case BlobRead():
+                self._if_readable(request, self._read, self._absent)
+            case BlobBegin():
+                self._if_readable(request, self._complete, self._begin)
+            case BlobChunk():
+                self._chunk(request)
+
+    def _if_readable(self, request: BlobMessage, yes: Step, no: Step) -> None:
+        """Go on with `yes` if the asker may read the blob, and it is here; else with `no`."""
+        digest = request.message.digest
+
+        def told(allowed: bool) -> None:
+            step = yes if allowed and self._store.has(digest) else no
+            self._do(lambda: self._step(step, request))
+
+        if request.tenant:
+            self._ask(request.tenant, digest, told)
+        else:
+            self._step(yes if self._store.has(digest) else no, request)
+
+    def _read(self, request: BlobMessage) -> None:
+        message = request.message
+        assert isinstance(message, BlobRead)
+        if message.offset < 0 or not 0 <= message.length <= MAX_READ_BYTES:
+            self._fail(request, failure(ErrorCode.INVALID, f"read 0 to {MAX_READ_BYTES} bytes of a blob at once"))
+            return
+        data = self._store.read(message.digest, message.offset, message.length)
+        answer = BlobData(digest=message.digest, offset=message.offset, nbytes=self._store.size(message.digest))
+        if self._send(request.peer, answer, re=request.header.id, buffers=(data,)) and request.tenant:
+            self._post(BlobServed(tenant=request.tenant, nbytes=len(data)))
+
+    def _absent(self, request: BlobMessage) -> None:
+        digest = request.message.digest
+        self._fail(request, failure(ErrorCode.NOT_FOUND, f"there is no blob {digest}"))
+
+    def _complete(self, request: BlobMessage) -> None:
+        digest = request.message.digest
+        answer = BlobOffset(digest=digest, offset=self._store.size(digest), complete=True)
+        self._send(request.peer, answer, re=request.header.id)
+
+    def _begin(self, request: BlobMessage) -> None:
+        message = request.message
+        assert isinstance(message, BlobBegin)
+        if message.nbytes > limits.MAX_BLOB_BYTES:
+            self._fail(request, failure(ErrorCode.TOO_LARGE, f"a blob has at most {limits.MAX_BLOB_BYTES} bytes"))
+            return
+        offset = self._area(request.tenant).begin(message.digest, message.nbytes)
+        self._begun[request.tenant, message.digest] = (offset, message.nbytes)
+        if offset == message.nbytes and offset:
+            self._finish(request)
+        else:
+            self._send(request.peer, BlobOffset(digest=message.digest, offset=offset), re=request.header.id)
+
+    def _chunk(self, request: BlobMessage) -> None:
+        message = request.message
+        assert isinstance(message, BlobChunk)
+        if len(request.buffers) != 1:
+            self._fail(request, failure(ErrorCode.INVALID, "a chunk of a blob is one buffer"))
+            return
+        begun = self._begun.get((request.tenant, message.digest))
+        if begun is None:
+            sentence = f"the upload of blob {message.digest} was not begun: begin it to learn how far it came"
+            self._fail(request, failure(ErrorCode.NOT_FOUND, sentence))
+            return
+        offset, nbytes = begun
+        if message.offset <= offset:  # else a chunk before it was lost: the answer says where to go on
+            offset = self._area(request.tenant).append(message.digest, message.offset, request.buffers[0])
+            self._begun[request.tenant, message.digest] = (offset, nbytes)
+        if offset == nbytes:
+            self._finish(request)
+        else:
+            self._send(request.peer, BlobOffset(digest=message.digest, offset=offset), re=request.header.id)
+
+    def _finish(self, request: BlobMessage) -> None:
+        """All bytes are there: verify them; a tenant's blob becomes its own when the core has written that down."""
+        digest, area = request.message.digest, self._area(request.tenant)
+        self._begun.pop((request.tenant, digest), None)
+        area.finish(digest)
+        if not request.tenant:
+            self._complete(request)
+            return
+        self._store.put_file(area.path(digest), move=True)
+        self._arriving[digest] += 1
+        self._post(
+            BlobStored(
+                peer=request.peer,
+                tenant=request.tenant,
+                request=request.header.id,
+                digest=digest,
+                nbytes=self._store.size(digest),
+            )
+        )
+
+    def _area(self, tenant: str) -> BlobStore:
+        """Return where uploads grow: workers' in the common store, each tenant's in a folder of its own."""
+        if not tenant:
+            return self._store
+        area = self._areas.get(tenant)
+        if area is None:
+            area = self._areas[tenant] = BlobStore(self._folder / tenant)
+        return area
+
+    def _fail(self, request: BlobMessage, answer: Failure) -> None:
+        self._send(request.peer, answer, re=request.header.id)
+
+    def _send(self, peer: Peer, message: Message, *, re: str, id: str = "", buffers: tuple[Buffer, ...] = ()) -> bool:
+        frames = encode(message, id=id or f"b{next(self._ids)}", re=re, buffers=buffers)
+        sent = send(self._sockets[peer.door], peer, frames)
+        self.counts["undeliverable"] += not sent  # the asker asks again
+        return sent

@@ -1,0 +1,85 @@
+"""The thread that writes the journal: what waits goes into one transaction, then all of it is acknowledged.
+
+In: records under a token. Out: `Persisted` or `PersistFailed` for each token, in order. Never: an acknowledgement
+before the fsync, or a batch that fails as a whole because of one of its parts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from common.journal.journal import Journal, JournalError
+from common.journal.records import Record
+from common.telemetry import get_logger
+from services.master.events import Persisted, PersistFailed
+
+log = get_logger(__name__)
+
+Outcome = Persisted | PersistFailed
+
+
+class Committer:
+    """Group commit: while one transaction is on its way to the disk, the next one gathers.
+
+    Args:
+        journal: used in this thread only from now on (except for reading payloads).
+        post: takes outcomes, in this thread.
+        failed: called if this thread fails for another reason than a full or broken disk.
+    """
+
+    def __init__(
+        self, journal: Journal, post: Callable[[Sequence[Outcome]], None], failed: Callable[[], object]
+    ) -> None:
+        self._journal = journal
+        self._post = post
+        self._failed = failed
+        self._waiting: deque[tuple[int, Sequence[Record]]] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._guarded, name="journal", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, batches: Sequence[tuple[int, Sequence[Record]]]) -> None:
+        """Have batches of records written, each under its token."""
+        with self._changed:
+            self._waiting.extend(batches)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Write what waits, then end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except Exception:
+            log.critical("the journal's thread fails", exc_info=True)
+            self._failed()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
+                batches = list(self._waiting)
+                self._waiting.clear()
+            self._post(self._write(batches))
+
+    def _write(self, batches: Sequence[tuple[int, Sequence[Record]]]) -> list[Outcome]:
+        try:
+            self._journal.append([record for _, records in batches for record in records])
+        except JournalError as error:
+            if len(batches) == 1:
+                log.error("the journal refuses records", why=str(error))
+                return [PersistFailed(token=batches[0][0], reason=str(error))]
+            return [outcome for batch in batches for outcome in self._write([batch])]
+        return [Persisted(token=token) for token, _ in batches]

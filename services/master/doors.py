@@ -1,0 +1,115 @@
+"""The master's four sockets, and the three things that are done with them: open, receive, send.
+
+In: settings and keys; frames. Out: sockets, by door; frames with their sender. Never: a wait: what a peer does not take
+now is not sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+
+import zmq
+
+from common.settings import MasterSettings
+from common.telemetry import get_logger
+from common.transport import bind_router, bound_address, peer_key
+from joynexus.keyring import Keyring
+from joynexus.keys import Domain, KeyEntry, KeyRegistry
+from joynexus.transport import Context, Socket
+from joynexus.wire import Buffer
+from services.master.events import Door, Peer
+
+log = get_logger(__name__)
+
+
+def open_doors(context: Context, settings: MasterSettings) -> dict[Door, Socket]:
+    """Bind the four ROUTERs.
+
+    Raises:
+        ValueError: if a key is missing or an address cannot be bound.
+    """
+    keyring = Keyring(settings.keys_dir)
+    front, back = keyring.server_keys("front"), keyring.server_keys("back")
+    doors: dict[Door, Socket] = {}
+    plan: tuple[tuple[Door, str, Domain, bool], ...] = (
+        ("front", settings.front_control, "tenant", False),
+        ("front_bulk", settings.front_bulk, "tenant", True),
+        ("back", settings.back_control, "worker", False),
+        ("back_bulk", settings.back_bulk, "worker", True),
+    )
+    try:
+        for door, address, domain, bulk in plan:
+            doors[door] = bind_router(context, address, front if domain == "tenant" else back, domain, bulk=bulk)
+    except ValueError:
+        for opened in doors.values():
+            opened.close(0)
+        raise
+    log.info("listening", **{door: bound_address(opened) for door, opened in doors.items()})
+    return doors
+
+
+def receive(door_socket: Socket, door: Door, *, at_once: int) -> Iterator[tuple[Peer, list[Buffer], str]]:
+    """Take messages that have come, at most `at_once`: the sender, its frames, its authenticated key.
+
+    Buffers are views of the received frames, without a copy.
+    """
+    for _ in range(at_once):
+        try:
+            frames = door_socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        yield Peer(door, frames[0].bytes), [frame.buffer for frame in frames[1:]], peer_key(frames[-1])
+
+
+def send(door_socket: Socket, peer: Peer, frames: Sequence[Buffer]) -> bool:
+    """Send frames to a peer; return False if it is gone or takes nothing now."""
+    try:
+        door_socket.send_multipart([peer.routing_id, *map(_frame, frames)], zmq.NOBLOCK, copy=False)
+    except zmq.ZMQError as error:
+        if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            return False
+        raise
+    return True
+
+
+def look_up(registry: KeyRegistry, key: str) -> KeyEntry | None:
+    """Return what a key stands for now; nobody, while the registry is damaged."""
+    try:
+        return registry.lookup(key)
+    except ValueError as error:
+        log.error("nobody is let in", why=str(error))
+        return None
+
+
+def _frame(buffer: Buffer) -> Buffer | zmq.Frame:
+    """Return the received frame that a buffer is a view of, if it is one: it is relayed by reference."""
+    whole = buffer.obj if isinstance(buffer, memoryview) else None
+    if isinstance(whole, zmq.Frame) and len(whole) == memoryview(buffer).nbytes:
+        return whole
+    return buffer
+
+
+class Wakeup:
+    """Ends another thread's poll: `set` from any thread or signal handler; poll this object, then `clear`."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return what is polled."""
+        return self._read.fileno()
+
+    def set(self) -> None:
+        """End the poll that runs, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups already
+            self._write.send(b"\0")
+
+    def clear(self) -> None:
+        """Forget wake-ups; look at what they were for after this, not before."""
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass

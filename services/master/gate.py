@@ -1,0 +1,140 @@
+"""May this message come in? The checks between a socket and the core, in the order that costs an attacker most.
+
+In: the frames of one multipart, the door it came through, what its authenticated key stands for. Out: an event for the
+core, a request for blobs, or the failure to answer with. Never: a body that is decoded before sizes, kind and rights
+were checked, or an identity taken from a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from joynexus.keys import KeyEntry
+from joynexus.wire import (
+    Buffer,
+    ErrorCode,
+    Failure,
+    Header,
+    Message,
+    WireError,
+    decode_body,
+    decode_header,
+    failure,
+)
+from joynexus.wire.front import BlobBegin, BlobChunk, BlobRead
+from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, KINDS, scope_allows
+from services.master.events import BackMessage, Door, FrontMessage, Peer
+
+MAX_MESSAGE_BYTES = 64 * 1024**2
+"""All frames of one message together: 64 rows with two pictures of 384 x 384 fit."""
+
+BlobRequest = BlobBegin | BlobChunk | BlobRead
+
+
+class BlobMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants to read or write a blob; `tenant` is empty for a worker."""
+
+    peer: Peer
+    tenant: str
+    header: Header
+    message: BlobRequest
+    buffers: tuple[Buffer, ...] = ()
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """The message is refused.
+
+    Attributes:
+        re: id of the refused message, if it could be read.
+        reason: short word, for counting.
+    """
+
+    re: str
+    reason: str
+    failure: Failure
+
+
+def admit(
+    peer: Peer, frames: Sequence[Buffer], entry: KeyEntry | None
+) -> FrontMessage | BackMessage | BlobMessage | Refused:
+    """Check one multipart (without routing id) and say what it is."""
+    try:
+        if sum(memoryview(frame).nbytes for frame in frames) > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message has at most {MAX_MESSAGE_BYTES} bytes in all; send large data as blobs")
+        header = decode_header(frames)
+    except WireError as error:
+        return Refused(re="", reason="malformed", failure=failure(ErrorCode.INVALID, str(error)))
+    refusal = _forbidden(peer.door, header, entry)
+    if refusal is not None:
+        return refusal
+    try:
+        message = decode_body(header, frames[2])
+    except WireError as error:
+        return Refused(re=header.id, reason="malformed", failure=failure(ErrorCode.INVALID, str(error)))
+    assert entry is not None  # _forbidden saw to that
+    return _sort(peer, header, message, frames, entry)
+
+
+def _forbidden(door: Door, header: Header, entry: KeyEntry | None) -> Refused | None:
+    """Say why the key may not send this kind of message through this door, before its body is looked at."""
+    front = door.startswith("front")
+    if entry is None or entry.domain != ("tenant" if front else "worker"):
+        return _refuse(
+            header, "key", ErrorCode.FORBIDDEN, "this key is not valid any more: ask the operator for a new one"
+        )
+    type_ = KINDS.get(header.kind)
+    if type_ is None:
+        return _refuse(
+            header,
+            "unknown",
+            ErrorCode.INVALID,
+            f"message kind {header.kind[:40]!r} is unknown here: is the client newer than the service?",
+        )
+    if front:
+        scope = FRONT_REQUESTS.get(type_)
+        if scope is None or not scope_allows(entry.scope, scope):
+            needed = f"needs a key of scope '{scope}', this one has '{entry.scope}'" if scope else "is not for tenants"
+            return _refuse(header, "scope", ErrorCode.FORBIDDEN, f"'{header.kind}' {needed}")
+    elif not BACK_REQUESTS.get(type_, frozenset()) & frozenset(entry.roles):
+        roles = ", ".join(entry.roles)
+        return _refuse(header, "role", ErrorCode.FORBIDDEN, f"'{header.kind}' is not for a worker of role {roles}")
+    if issubclass(type_, BlobRequest) is not door.endswith("_bulk"):
+        return _refuse(
+            header, "door", ErrorCode.INVALID, "blobs travel on the bulk socket, all else on the control one"
+        )
+    return None
+
+
+def _sort(
+    peer: Peer, header: Header, message: Message, frames: Sequence[Buffer], entry: KeyEntry
+) -> FrontMessage | BackMessage | BlobMessage:
+    buffers = tuple(frames[3:])
+    if isinstance(message, BlobRequest):
+        return BlobMessage(peer=peer, tenant=entry.tenant, header=header, message=message, buffers=buffers)
+    body = bytes(frames[2])
+    if entry.domain == "worker":
+        return BackMessage(
+            peer=peer,
+            key_name=entry.name,
+            roles=entry.roles,
+            header=header,
+            message=message,
+            body=body,
+            buffers=buffers,
+        )
+    return FrontMessage(
+        peer=peer,
+        tenant=entry.tenant,
+        scope=entry.scope,
+        operator=entry.operator,
+        header=header,
+        message=message,
+        body=body,
+        buffers=buffers,
+    )
+
+
+def _refuse(header: Header, reason: str, code: ErrorCode, sentence: str) -> Refused:
+    return Refused(re=header.id, reason=reason, failure=failure(code, sentence))
