@@ -89,7 +89,7 @@ def pad_features(
     Args:
         features: at least one sample.
         layer: which hidden states.
-        device: where the result goes; None keeps it where the features are.
+        device: where the result goes; None: where the first feature is.
 
     Returns:
         tokens [B, L, H], zero where there is no token, and mask [B, L], True where there is one.
@@ -103,6 +103,11 @@ def pad_features(
     if missing is not None:
         raise ValueError(f"a feature has no layer {layer}, only {sorted(missing.layers)}: ask the backbone for it")
     lengths = torch.tensor([f.length for f in features])
-    tokens = torch.nn.utils.rnn.pad_sequence([f.layers[layer] for f in features], batch_first=True)
+    place = device or features[0].layers[layer].device
+    hidden = [f.layers[layer].to(place) for f in features]
+    if len({f.length for f in features}) == 1:  # the usual case: one copy in place of one a sample
+        tokens = torch.stack(hidden)
+    else:
+        tokens = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True)
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    return tokens.to(device or tokens.device), mask.to(device or tokens.device)
+    return tokens, mask.to(place)

@@ -60,7 +60,7 @@ class Backbone(ABC):
         for observation in observations:
             self.check(observation)
         groups = [observations] if self.group_exactly or not self.exact else [[o] for o in observations]
-        with torch.inference_mode():
+        with torch.no_grad():
             features = [feature for group in groups if group for feature in self._forward(group, tuple(layers))]
         self.samples_forwarded += len(features)
         return features

@@ -182,8 +182,8 @@ def _load_model(directory: Path, dtype: torch.dtype) -> Any:
 
     packing.register()
     with quiet():
-        model: Any
-        model, report = Qwen3VLModel.from_pretrained(
+        loader: Any = Qwen3VLModel
+        model, report = loader.from_pretrained(
             directory,
             dtype=dtype,
             attn_implementation=packing.NAME,

@@ -1,0 +1,26 @@
+"""Action modules by name.
+
+In: a policy spec. Out: its action module. Never: a fallback to another head.
+"""
+
+from __future__ import annotations
+
+from joynexus.specs import PolicySpec
+from joynexus.vla.heads.base import ActionModule
+from joynexus.vla.heads.oft import Oft
+
+__all__ = ["HEADS", "ActionModule", "build_head"]
+
+HEADS: dict[str, type[ActionModule]] = {"oft": Oft}
+
+
+def build_head(spec: PolicySpec, hidden_size: int) -> ActionModule:
+    """Build the action module of a policy.
+
+    Raises:
+        ValueError: if there is no such head, or its configuration is not valid.
+    """
+    kind = HEADS.get(spec.head)
+    if kind is None:
+        raise ValueError(f"there is no head '{spec.head}'; known heads are: {', '.join(sorted(HEADS))}")
+    return kind.from_spec(spec, hidden_size)

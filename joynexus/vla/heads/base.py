@@ -1,0 +1,72 @@
+"""The action module: what turns a feature and a state into a chunk of actions.
+
+In: features of a frozen backbone, padded with a mask, and a normalised state. Out: normalised actions and a loss.
+Never: raw units (that is `normalize`), another policy's rows, or the global random generator.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from joynexus.specs import PolicySpec
+
+_Config = TypeVar("_Config", bound=msgspec.Struct)
+
+
+class ActionModule(nn.Module, ABC):
+    """Base of all action modules.
+
+    Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
+    """
+
+    def __init__(self, *, hidden_size: int, state_dim: int, action_dim: int, chunk: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.state_dim = state_dim
+        self.action_dim = action_dim
+        self.chunk = chunk
+
+    @classmethod
+    @abstractmethod
+    def from_spec(cls, spec: PolicySpec, hidden_size: int) -> ActionModule:
+        """Build a module whose initial weights depend on `spec` alone.
+
+        Raises:
+            ValueError: if `spec.head_config` has an unknown key or a value out of range.
+        """
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, mask: Tensor, state: Tensor) -> Tensor:
+        """Predict normalised actions [B, chunk, A] from tokens [B, L, H], mask bool [B, L] and state [B, S]."""
+
+    @abstractmethod
+    def loss(self, tokens: Tensor, mask: Tensor, state: Tensor, action: Tensor, action_mask: Tensor) -> Tensor:
+        """Return the scalar loss against normalised actions [B, chunk, A] where action_mask bool [B, chunk] is True."""
+
+
+def read_config(spec: PolicySpec, kind: type[_Config]) -> _Config:
+    """Check `spec.head_config` against a head's own struct.
+
+    Raises:
+        ValueError: naming the unknown key or the value that is out of range.
+    """
+    try:
+        return msgspec.convert(spec.head_config, kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise ValueError(f"head_config of '{spec.head}' is not valid: {error}; known keys: {known}") from error
+
+
+def linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Linear:
+    """Make a linear layer with weights and bias uniform in ±1/sqrt(inputs), as torch does, from a private generator."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # draws nothing
+    bound = max(inputs, 1) ** -0.5
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=random)
+        layer.bias.uniform_(-bound, bound, generator=random)
+    return layer

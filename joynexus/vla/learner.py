@@ -1,0 +1,202 @@
+"""A learner: one policy's gradients and optimizer.
+
+In: a policy and its samples. Out: losses, steps, and a state from which training goes on bit for bit. Never: a step on
+a loss or gradient that is not finite: it is vetoed whole, and weights and optimizer stay as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from joynexus.specs import OptimizerSpec
+from joynexus.vla.feature import VLAFeature
+from joynexus.vla.policy import Array, Policy
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class LossMetrics(TypedDict):
+    """Result of `forward_backward`: the loss, and whether it was not finite, so that the next step will be skipped."""
+
+    loss: float
+    vetoed: bool
+
+
+class StepMetrics(TypedDict):
+    """Result of `optim_step`.
+
+    `grad_norm` is the global L2 norm before clipping, `lr` the rate of this step, `step` the number of steps applied so
+    far, `skipped` whether this one was vetoed.
+    """
+
+    grad_norm: float
+    lr: float
+    step: int
+    skipped: bool
+
+
+def learning_rate(spec: OptimizerSpec, step: int) -> float:
+    """Return the rate of the step with index `step` (from 0): linear warm-up, then cosine decay."""
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / spec.warmup_steps
+    if spec.decay_steps <= spec.warmup_steps:
+        return spec.lr
+    done = min((step - spec.warmup_steps) / (spec.decay_steps - spec.warmup_steps), 1.0)
+    low = spec.final_lr_fraction
+    return spec.lr * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class Learner:
+    """AdamW with warm-up, decay and clipping on one policy's action module.
+
+    Attributes:
+        policy: the policy that is trained.
+        step: optimizer steps applied so far.
+        pending: forward_backwards since the last step.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        _check(policy.spec.optimizer)
+        self.policy = policy
+        self.step = 0
+        self.pending = 0
+        self._vetoed = False
+        self._named = dict(policy.module.named_parameters())
+        spec = policy.spec.optimizer
+        self._optimizer = torch.optim.AdamW(
+            self._named.values(),
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+            fused=True,  # one pass over the parameters: a step of a small head takes a tenth of the time
+        )
+        policy.module.train()
+
+    def forward_backward(
+        self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array
+    ) -> LossMetrics:
+        """Add the gradient of one op's mean loss; see `Policy.loss` for shapes and errors.
+
+        A loss that is not finite adds nothing and vetoes the coming step.
+        """
+        loss = self.policy.loss(features, state, action, action_mask)
+        value = float(loss.detach())
+        vetoed = not math.isfinite(value)
+        if vetoed:
+            self._vetoed = True
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.pending += 1
+        return {"loss": value, "vetoed": vetoed}
+
+    def optim_step(self) -> StepMetrics:
+        """Clip, step and clear the gradients.
+
+        Raises:
+            ValueError: if there was no `forward_backward` since the last step.
+        """
+        if not self.pending:
+            raise ValueError("optim_step has no gradient to apply: call forward_backward first")
+        spec = self.policy.spec.optimizer
+        lr = learning_rate(spec, self.step)
+        parameters = [p for p in self._named.values() if p.grad is not None]
+        limit = spec.grad_clip or math.inf
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        skipped = self._vetoed or not bool(torch.isfinite(norm))
+        if not skipped:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self.step += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        self.pending, self._vetoed = 0, False
+        return {"grad_norm": float(norm), "lr": lr, "step": self.step, "skipped": skipped}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return copies of all tensors, and what else a checkpoint needs as plain JSON.
+
+        Raises:
+            ValueError: if gradients are pending; checkpoints are taken between steps.
+        """
+        if self.pending:
+            raise ValueError("gradients are pending: a checkpoint is taken after optim_step, not before")
+        tensors = {f"module.{name}": t.detach().cpu().clone() for name, t in self.policy.module.state_dict().items()}
+        for name, parameter in self._named.items():
+            for moment, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{moment}.{name}"] = value.detach().cpu().clone()
+        return tensors, {"step": self.step}
+
+    def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, and drop pending gradients.
+
+        Raises:
+            ValueError: if tensors are missing, unknown, or of another shape or type; nothing is changed then.
+        """
+        step = meta.get("step")
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"the learner's state has no valid step: {step!r}")
+        current = self.policy.module.state_dict()
+        expected = {f"module.{name}": (t.shape, t.dtype) for name, t in current.items()}
+        if step:
+            for name, p in self._named.items():
+                for moment in _MOMENTS:
+                    shape = torch.Size() if moment == "step" else p.shape
+                    expected[f"optimizer.{moment}.{name}"] = (shape, torch.float32)
+        check_tensors("the learner's state", tensors, expected)
+        self.policy.module.load_state_dict({name: tensors[f"module.{name}"] for name in current})
+        self._optimizer.state.clear()
+        for name, p in self._named.items() if step else ():
+            moments = {m: tensors[f"optimizer.{m}.{name}"].clone() for m in _MOMENTS}
+            # Fused AdamW keeps everything beside the parameter, its step count too.
+            self._optimizer.state[p] = {m: t.to(p.device) for m, t in moments.items()}
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step, self.pending, self._vetoed = step, 0, False
+
+
+def check_tensors(
+    what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.Size, torch.dtype]]
+) -> None:
+    """Compare names, shapes, types and finiteness.
+
+    Raises:
+        ValueError: naming the first tensor that is missing, unknown, wrong or not finite.
+    """
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or extra:
+        raise ValueError(f"{what} does not fit its spec: missing tensors {missing[:3]}, unknown tensors {extra[:3]}")
+    for name, (shape, dtype) in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ValueError(
+                f"{what} does not fit its spec: '{name}' is {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {dtype} {list(shape)}"
+            )
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{what} holds NaN or infinity in '{name}'")
+
+
+def _check(spec: OptimizerSpec) -> None:
+    beta1, beta2 = spec.betas
+    wrong = [
+        name
+        for name, fine in (
+            ("lr", 0 < spec.lr < math.inf),
+            ("betas", 0 <= beta1 < 1 and 0 <= beta2 < 1),
+            ("eps", 0 < spec.eps < math.inf),
+            ("weight_decay", 0 <= spec.weight_decay < math.inf),
+            ("grad_clip", 0 <= spec.grad_clip < math.inf),
+            ("warmup_steps", spec.warmup_steps >= 0),
+            ("decay_steps", spec.decay_steps >= 0),
+            ("final_lr_fraction", 0 <= spec.final_lr_fraction <= 1),
+        )
+        if not fine
+    ]
+    if wrong:
+        raise ValueError(f"optimizer settings out of range: {', '.join(f'{n}={getattr(spec, n)!r}' for n in wrong)}")

@@ -1,0 +1,126 @@
+"""A policy: an action module with its normalisation, on features of one backbone.
+
+In: features and raw states (and raw actions to learn from). Out: a loss, or raw actions. Never: a backbone, another
+policy's samples, or the global random generator. Trainer, inference and exported policies all run this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from joynexus.specs import PolicySpec
+from joynexus.vla.feature import VLAFeature, pad_features
+from joynexus.vla.heads import build_head
+from joynexus.vla.normalize import Normalizer
+
+Array = npt.NDArray[np.generic] | Tensor
+MAX_CHUNK = 256
+
+
+class Policy:
+    """One tenant's trainable thing.
+
+    Attributes:
+        spec: what it was built from.
+        backbone_digest: the only backbone whose features it takes.
+        hidden_size: width H of those features.
+        module: the action module, float32.
+        normalizer: scaling of state and action.
+    """
+
+    def __init__(
+        self, spec: PolicySpec, backbone_digest: str, hidden_size: int, *, device: torch.device | str = "cpu"
+    ) -> None:
+        """Build the policy with the initial weights that `spec.seed` gives.
+
+        Raises:
+            ValueError: if head, head_config, chunk, contract or statistics are not valid or do not fit each other.
+        """
+        if not 1 <= spec.chunk <= MAX_CHUNK:
+            raise ValueError(f"chunk must be from 1 to {MAX_CHUNK}, not {spec.chunk}")
+        if spec.contract.action_dim < 1 or spec.contract.state_dim < 0:
+            raise ValueError(
+                f"a policy needs at least one action dimension and no negative state dimension, not "
+                f"action_dim={spec.contract.action_dim}, state_dim={spec.contract.state_dim}"
+            )
+        self.device = torch.device(device)
+        self.spec = spec
+        self.backbone_digest = backbone_digest
+        self.hidden_size = hidden_size
+        self.module = build_head(spec, hidden_size).to(self.device)
+        self.normalizer = Normalizer.from_spec(spec).to(self.device)
+
+    def loss(self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array) -> Tensor:
+        """Compute the head's loss on one op's samples.
+
+        Args:
+            features: B features of this policy's backbone.
+            state: raw [B, S].
+            action: raw [B, chunk, A].
+            action_mask: bool [B, chunk], False behind an episode's end.
+
+        Returns:
+            a scalar with gradients.
+
+        Raises:
+            ValueError: if a shape does not fit, nothing is valid, or features come from another backbone.
+        """
+        chunk, action_dim = self.spec.chunk, self.spec.contract.action_dim
+        tokens, mask, states = self._inputs(features, state)
+        actions = self._numbers("action", action, (len(features), chunk, action_dim))
+        valid = torch.as_tensor(np.array(action_mask), device=self.device).bool()
+        if valid.shape != (len(features), chunk):
+            raise ValueError(f"action_mask has shape {list(valid.shape)}; it must be {[len(features), chunk]}")
+        if not valid.any():
+            raise ValueError("action_mask is False everywhere: there is no action to learn from")
+        return self.module.loss(tokens, mask, states, self.normalizer.normalize_action(actions), valid)
+
+    def act(self, features: Sequence[VLAFeature], state: Array) -> npt.NDArray[np.float32]:
+        """Predict chunks for one request's samples.
+
+        Args:
+            features: B features of this policy's backbone.
+            state: raw [B, S].
+
+        Returns:
+            float32 [B, chunk, A] in raw units, within the contract's limits.
+
+        Raises:
+            ValueError: if a shape does not fit, a state is not finite, or features come from another backbone.
+        """
+        tokens, mask, states = self._inputs(features, state)
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.inference_mode():
+                actions = self.normalizer.unnormalize_action(self.module(tokens, mask, states))
+        finally:
+            self.module.train(training)
+        result: npt.NDArray[np.float32] = actions.float().cpu().numpy()
+        return result
+
+    def _inputs(self, features: Sequence[VLAFeature], state: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """Pad to this op's own longest sample, whoever else shared the forward."""
+        states = self._numbers("state", state, (len(features), self.spec.contract.state_dim))
+        if not torch.isfinite(states).all():
+            raise ValueError("the state holds NaN or infinity: check the sensor or data set it comes from")
+        foreign = next((f.backbone for f in features if f.backbone != self.backbone_digest), None)
+        if foreign is not None:
+            raise ValueError(
+                f"the features come from backbone {foreign}, but this policy was made for {self.backbone_digest}"
+            )
+        tokens, mask = pad_features(features, device=self.device)
+        return tokens, mask, self.normalizer.normalize_state(states)
+
+    def _numbers(self, name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
+        if not isinstance(values, Tensor):
+            values = torch.from_numpy(np.array(values, dtype=np.float32))  # a copy: arrays off the wire are read-only
+        tensor = values.to(self.device, torch.float32)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+        return tensor

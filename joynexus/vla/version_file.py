@@ -1,0 +1,165 @@
+"""A version on disk: one immutable safetensors file.
+
+In: a policy and its version number. Out: a file that says everything needed to act: tensors, spec with contract and
+statistics, and the backbone it needs. Never: pickle, a file that is there but incomplete, or a policy out of a file in
+which anything is missing, unknown, of another shape or not finite.
+
+The same policy and version give the same bytes, so a replay after a crash issues the same digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from joynexus.specs import PolicySpec
+from joynexus.vla.learner import check_tensors
+from joynexus.vla.policy import Policy
+
+FORMAT = 1
+_KEY = "joynexus"  # one metadata entry only: safetensors writes several in no fixed order
+_MAX_HEADER = 16 << 20
+
+
+class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a version file says beside its tensors.
+
+    Attributes:
+        format: layout of the file.
+        version: number of the version.
+        spec: the policy's spec, with contract and statistics.
+        backbone_digest, hidden_size: the backbone whose features it takes, and their width.
+        manifest_digest: data set it was trained on; empty if none.
+        numerics_class: where it was made, see `joynexus.vla.numerics`; empty if not stated.
+    """
+
+    format: int
+    version: int
+    spec: PolicySpec
+    backbone_digest: str
+    hidden_size: int
+    manifest_digest: str = ""
+    numerics_class: str = ""
+
+
+@dataclass(frozen=True)
+class LoadedVersion:
+    """A version, read and checked; `digest` and `nbytes` are those of its file."""
+
+    policy: Policy
+    meta: VersionMeta
+    digest: str
+    nbytes: int
+
+    @property
+    def version(self) -> int:
+        """Number of the version."""
+        return self.meta.version
+
+    @property
+    def spec(self) -> PolicySpec:
+        """The policy's spec."""
+        return self.meta.spec
+
+
+def write_version(
+    path: Path, policy: Policy, version: int, *, manifest_digest: str = "", numerics_class: str = ""
+) -> tuple[str, int]:
+    """Write a version, atomically and durably.
+
+    Returns:
+        blake3 digest of the file (64 hex digits) and its size in bytes.
+
+    Raises:
+        ValueError: if a tensor holds NaN or infinity.
+    """
+    meta = VersionMeta(
+        format=FORMAT,
+        version=version,
+        spec=policy.spec,
+        backbone_digest=policy.backbone_digest,
+        hidden_size=policy.hidden_size,
+        manifest_digest=manifest_digest,
+        numerics_class=numerics_class,
+    )
+    tensors = {name: t.detach().cpu().contiguous() for name, t in policy.module.state_dict().items()}
+    check_tensors(f"version {version}", tensors, {name: (t.shape, t.dtype) for name, t in tensors.items()})
+    content = save(tensors, {_KEY: msgspec.json.encode(meta, order="deterministic").decode()})
+    write_durably(path, content)
+    return blake3.blake3(content).hexdigest(), len(content)
+
+
+def read_version(source: Path | bytes, expected_digest: str | None = None, *, device: str = "cpu") -> LoadedVersion:
+    """Read a version and build its policy.
+
+    Args:
+        source: path or content of a version file.
+        expected_digest: digest that the file must have.
+        device: where the policy goes.
+
+    Raises:
+        ValueError: saying what is wrong with the file.
+    """
+    name = f"version file {source}" if isinstance(source, Path) else "version file"
+    try:
+        content = source.read_bytes() if isinstance(source, Path) else bytes(source)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from error
+    digest = blake3.blake3(content).hexdigest()
+    if expected_digest is not None and digest != expected_digest:
+        raise ValueError(f"{name} has digest {digest}, expected {expected_digest}: it was damaged or exchanged")
+    meta = _read_meta(name, content)
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
+    policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device)
+    expected = {key: (t.shape, t.dtype) for key, t in policy.module.state_dict().items()}
+    check_tensors(name, tensors, expected)
+    policy.module.load_state_dict(tensors)
+    policy.module.eval()
+    return LoadedVersion(policy=policy, meta=meta, digest=digest, nbytes=len(content))
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash it is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _read_meta(name: str, content: bytes) -> VersionMeta:
+    """Read the metadata out of the safetensors header: 8 bytes of length, then JSON."""
+    try:
+        (size,) = struct.unpack_from("<Q", content)
+        if size > min(_MAX_HEADER, len(content) - 8):
+            raise ValueError(f"{name} is truncated: its header says {size} bytes, the file has {len(content)}")
+        text = json.loads(content[8 : 8 + size])["__metadata__"][_KEY]
+        head = json.loads(text)["format"]
+    except (struct.error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
+    if head != FORMAT:
+        raise ValueError(f"{name} has format {head}; this program reads format {FORMAT}: use a newer one")
+    try:
+        return msgspec.json.decode(text, type=VersionMeta)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{name} has metadata that is not valid: {error}") from error
