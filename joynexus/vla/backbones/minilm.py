@@ -32,9 +32,7 @@ def encode(weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
             _linear(weights, f"{layer}attention.self.{part}", hidden).view(-1, HEADS, WIDTH // HEADS).transpose(0, 1)
             for part in ("query", "key", "value")
         )
-        mixed = (
-            functional.scaled_dot_product_attention(query[None], key[None], value[None])[0].transpose(0, 1).flatten(1)
-        )
+        mixed = functional.scaled_dot_product_attention(query[None], key[None], value[None])[0]
         attended = _linear(weights, f"{layer}attention.output.dense", mixed.transpose(0, 1).flatten(1))
         hidden = _norm(weights, f"{layer}attention.output.LayerNorm", attended + hidden)
         inner = functional.gelu(_linear(weights, f"{layer}intermediate.dense", hidden))
