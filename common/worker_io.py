@@ -161,6 +161,8 @@ class WorkerIO:
 
     def _send(self, line: Line, bulk: bool) -> bool:
         """Send what there is to send; return False if the socket takes no more now."""
+        if line.link is not Link.UP:
+            return False
         while (send := self._session.next_send(time.monotonic(), bulk=bulk)) is not None:
             try:
                 line.socket.send_multipart(send.frames, zmq.NOBLOCK, copy=False)

@@ -1,0 +1,120 @@
+"""Who gets in, and what the one who does not is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from common.transport import Authenticator, bind_router, bound_address, peer_key
+from joynexus.keyring import Addresses, Keyring
+from joynexus.keys import ClusterFile, KeyEntry, KeyPair
+from joynexus.transport import Context, Line, Link, Socket
+
+
+class Door:
+    def __init__(self, folder: Path) -> None:
+        self.keyring = Keyring(folder)
+        self.keyring.prepare(Addresses())
+        self.laptop = ClusterFile.load(self.keyring.issue("laptop", tenant="acme"))
+        self.context: Context = zmq.Context()
+        self.authenticator = Authenticator(self.context, self.keyring.registry)
+        server = self.keyring.server_keys("front")
+        self.router: Socket = bind_router(self.context, "tcp://127.0.0.1:*", server, "tenant", bulk=False)
+        self.address = bound_address(self.router)
+        self.lines: list[Line] = []
+
+    def line(self, keys: KeyPair, *, server_public: str = "", address: str = "") -> Line:
+        line = Line(self.context, address or self.address, server_public or self.laptop.server_public, keys)
+        self.lines.append(line)
+        return line
+
+    def close(self) -> None:
+        for line in self.lines:
+            line.close()
+        self.router.close(0)
+        self.authenticator.stop()
+        self.context.term()
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    door = Door(tmp_path)
+    yield door
+    door.close()
+
+
+def until(line: Line, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"link is {line.link}"
+        line.tend()
+        line.monitor.poll(20)
+
+
+def test_authenticated_key_comes_with_every_message(door: Door) -> None:
+    line = door.line(door.laptop.keys())
+    until(line, lambda: line.link is Link.UP)
+    line.socket.send_multipart([b"a", b"b"])
+    frames = door.router.recv_multipart(copy=False)
+    assert peer_key(frames[-1]) == door.laptop.keys().public
+
+
+def test_unknown_key_is_refused_and_gets_in_once_it_is_known(door: Door) -> None:
+    pair = KeyPair.generate()
+    line = door.line(pair)
+    until(line, lambda: line.link is Link.REFUSED)
+    assert "does not accept this key" in line.link.sentence(door.address)
+    door.keyring.registry.add(KeyEntry(name="late", public=pair.public, domain="tenant", tenant="acme"))
+    until(line, lambda: line.link is Link.UP)
+    assert line.ups == 1
+    assert door.authenticator.refused >= 1
+
+
+def test_workers_key_is_refused_at_the_tenants_door(door: Door) -> None:
+    worker = ClusterFile.load(door.keyring.cluster_file("trainer"))
+    line = door.line(worker.keys())
+    until(line, lambda: line.link is Link.REFUSED)
+
+
+def test_wrong_server_key_is_told_apart_from_a_wrong_own_key(door: Door) -> None:
+    line = door.line(door.laptop.keys(), server_public=KeyPair.generate().public)
+    until(line, lambda: line.link is Link.WRONG_SERVER)
+
+
+def test_absent_server_is_connecting_and_nothing_can_be_sent(door: Door) -> None:
+    line = door.line(door.laptop.keys(), address="tcp://127.0.0.1:1")
+    line.tend()
+    assert line.link is Link.CONNECTING
+    with pytest.raises(zmq.Again):
+        line.socket.send(b"x", zmq.NOBLOCK)
+
+
+def test_peer_without_encryption_is_never_heard(door: Door) -> None:
+    with door.context.socket(zmq.DEALER) as plain:
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(door.address)
+        plain.send_multipart([b"a", b"b"])
+        line = door.line(door.laptop.keys())
+        until(line, lambda: line.link is Link.UP)
+        line.socket.send(b"legitimate")
+        assert door.router.recv_multipart()[-1] == b"legitimate"
+        assert not door.router.poll(200)
+
+
+def test_link_is_connecting_again_after_the_server_went_and_up_after_it_came_back(door: Door) -> None:
+    line = door.line(door.laptop.keys())
+    until(line, lambda: line.link is Link.UP)
+    door.router.close(0)
+    until(line, lambda: line.link is Link.CONNECTING)
+    server = door.keyring.server_keys("front")
+    door.router = bind_router(door.context, door.address, server, "tenant", bulk=False)
+    until(line, lambda: line.ups == 2)
+
+
+def test_taken_address_is_said_to_be_taken(door: Door) -> None:
+    with pytest.raises(ValueError, match="another master"):
+        bind_router(door.context, door.address, door.keyring.server_keys("front"), "tenant", bulk=False)

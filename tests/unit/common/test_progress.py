@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import threading
+
+from common.progress import EXIT_WEDGED, Progress, Watchdog
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_idle_process_is_never_overdue() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    clock.now = 1e6
+    assert progress.overdue() == ""
+    assert progress.report() == (0, "idle", 0.0)
+
+
+def test_phase_without_progress_is_overdue_and_says_which() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    with progress.phase("loading", deadline_s=10):
+        clock.now = 9.0
+        assert progress.overdue() == ""
+        progress.advance()
+        clock.now = 18.0
+        assert progress.overdue() == ""
+        clock.now = 19.5
+        assert "loading" in progress.overdue()
+    assert progress.overdue() == ""
+
+
+def test_only_the_innermost_phase_counts() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    with progress.phase("working", deadline_s=10):
+        with progress.phase("loading", deadline_s=100):
+            clock.now = 50.0
+            assert progress.overdue() == ""
+            assert progress.report()[1] == "loading"
+        clock.now = 55.0
+        assert progress.overdue() == ""
+        clock.now = 61.0
+        assert "working" in progress.overdue()
+
+
+def test_busy_time_is_counted_within_phases_only() -> None:
+    cpu = Clock()
+    progress = Progress(cpu=cpu)
+    cpu.now = 5.0
+    with progress.phase("working", deadline_s=10):
+        cpu.now = 7.0
+        progress.advance()
+        assert progress.report()[2] == 2.0
+        with progress.phase("inner", deadline_s=10):
+            cpu.now = 8.0
+    cpu.now = 20.0
+    progress.advance()
+    progress.add_busy(0.5)
+    assert progress.report()[2] == 3.5
+
+
+def test_one_threads_progress_does_not_hide_anothers_hang() -> None:
+    clock = Clock()
+    progress = Progress(clock=clock)
+    inside, leave = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with progress.phase("simulating", deadline_s=5):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert inside.wait(10)
+    with progress.phase("working", deadline_s=5):
+        clock.now = 6.0
+        progress.advance()
+        assert "simulating" in progress.overdue()
+    leave.set()
+    thread.join()
+
+
+def test_watchdog_ends_a_wedged_process() -> None:
+    progress = Progress()
+    ended = threading.Event()
+    codes = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    watchdog = Watchdog(progress, exit=end, period_s=0.01, native=False)
+    watchdog.start()
+    with progress.phase("working", deadline_s=0.02):
+        assert ended.wait(10)
+    watchdog.stop()
+    assert codes == [EXIT_WEDGED]
