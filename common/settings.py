@@ -144,10 +144,12 @@ class HealthSettings(WorkerSettings):
     """The health service.
 
     Attributes:
+        cluster_dir: folder of a cluster on this machine whose processes it looks after; empty: it only watches.
         listen: `host:port` of the dashboard, `/healthz`, `/readyz` and `/metrics`.
     """
 
     cluster_file: Path = Path(".joynexus/keys/health/client.toml")
+    cluster_dir: Path | None = None
     listen: str = "127.0.0.1:5714"
 
 

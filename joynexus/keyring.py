@@ -69,6 +69,14 @@ class Keyring:
         pair.save(self.folder / name / "key.toml")
         return self._cluster_file(name, worker=False, addresses=addresses)
 
+    def issue_worker(self, name: str, *, roles: tuple[str, ...]) -> Path:
+        """Make and register a worker's key beside those that `prepare` made; returns and raises as `issue`."""
+        addresses = _read_addresses(self.folder)
+        pair = KeyPair.generate()
+        self.registry.add(KeyEntry(name=name, public=pair.public, domain="worker", roles=roles))
+        pair.save(self.folder / name / "key.toml")
+        return self._cluster_file(name, worker=True, addresses=addresses)
+
     def server_keys(self, domain: str) -> KeyPair:
         """Return the master's key pair of domain `front` or `back`; ValueError if the folder was not prepared."""
         return KeyPair.load(self.folder / f"{domain}.toml")

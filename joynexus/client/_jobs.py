@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from joynexus.client import _blobs
 from joynexus.client._io import Connection, answer_of
 from joynexus.specs import EvaluateSpec, JobSpec, SftSpec
 from joynexus.wire import ErrorCode, JoyNexusError, failure
@@ -103,6 +105,17 @@ class Job:
         if info.state == "cancelled":
             raise JoyNexusError(failure(ErrorCode.CONFLICT, f"job {self.id} was cancelled"))
         return info
+
+    def save_videos(self, folder: str | Path) -> list[Path]:
+        """Save the episodes that an evaluation recorded, as `seed-<seed>.mp4`; returns their paths."""
+        evaluation = self._info.evaluation
+        paths: list[Path] = []
+        for episode in evaluation.results if evaluation else ():
+            if episode.video:
+                path = Path(folder) / f"seed-{episode.seed}.mp4"
+                _blobs.download(self._connection, episode.video, path)
+                paths.append(path)
+        return paths
 
 
 def describe(spec: JobSpec) -> str:

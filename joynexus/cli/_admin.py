@@ -1,0 +1,84 @@
+"""`joynexus admin keys add | revoke | list`: who may connect. For whoever holds the folder of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from joynexus.cli._common import FOLDER, Json, print_json, print_table
+
+if TYPE_CHECKING:
+    from joynexus.keyring import Keyring
+
+commands = typer.Typer(help="For operators.", no_args_is_help=True)
+keys = typer.Typer(help="Let in and shut out.", no_args_is_help=True)
+commands.add_typer(keys, name="keys")
+
+KeysDir = Annotated[
+    Path | None, typer.Option("--keys-dir", help="The folder of keys; otherwise `keys` in --state-dir.")
+]
+StateDir = Annotated[Path, typer.Option("--state-dir", help="Folder of the cluster on this machine.")]
+
+
+@keys.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    tenant: Annotated[str, typer.Option(help="Whose it is; otherwise the key's name.")] = "",
+    scope: Annotated[str, typer.Option(help="all, act (look and ask for actions) or read.")] = "all",
+    operator: Annotated[bool, typer.Option("--operator", help="Also sees other tenants in status and usage.")] = False,
+    role: Annotated[
+        list[str] | None, typer.Option(help="Instead of a tenant's: a worker's key that claims this role.")
+    ] = None,
+    state_dir: StateDir = FOLDER,
+    keys_dir: KeysDir = None,
+) -> None:
+    """Make a key; its folder is what its owner is given."""
+    keyring = _keyring(state_dir, keys_dir)
+    if role:
+        if tenant or operator or scope != "all":
+            raise ValueError("a worker's key has roles only: leave out --tenant, --scope and --operator")
+        path = keyring.issue_worker(name, roles=tuple(role))
+    else:
+        if scope not in ("all", "act", "read"):
+            raise ValueError(f"'{scope}' is no scope: it is all, act or read")
+        chosen = cast("Literal['all', 'act', 'read']", scope)
+        path = keyring.issue(name, tenant=tenant or name, scope=chosen, operator=operator)
+    typer.echo(f"key '{name}' is in {path.parent}: give that folder to its owner (JOYNEXUS_CONFIG={path})")
+
+
+@keys.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    state_dir: StateDir = FOLDER,
+    keys_dir: KeysDir = None,
+) -> None:
+    """Shut a key out, from its next message on."""
+    entry = _keyring(state_dir, keys_dir).registry.revoke(name)
+    whose = f"tenant {entry.tenant}" if entry.tenant else f"roles {', '.join(entry.roles)}"
+    typer.echo(f"key '{name}' ({whose}) is revoked")
+
+
+@keys.command("list")
+def list_(state_dir: StateDir = FOLDER, keys_dir: KeysDir = None, json: Json = False) -> None:
+    """List the keys that are let in."""
+    entries = _keyring(state_dir, keys_dir).registry.list()
+    if json:
+        print_json(entries)
+        return
+    rows = [
+        (e.name, e.tenant or "-", e.scope if e.tenant else "-", ", ".join(e.roles) or "-",
+         "operator" if e.operator else "", e.public)
+        for e in entries
+    ]  # fmt: skip
+    print_table(("key", "tenant", "scope", "roles", "", "public key"), rows)
+
+
+def _keyring(state_dir: Path, keys_dir: Path | None) -> Keyring:
+    from joynexus.keyring import Keyring
+
+    folder = keys_dir or state_dir / "keys"
+    if not (folder / "registry.json").exists():
+        raise ValueError(f"{folder} is no folder of keys: start the cluster once, or name it with --keys-dir")
+    return Keyring(folder)

@@ -1,0 +1,251 @@
+"""`joynexus up` and `down`: a cluster of local processes in one folder.
+
+In: options. Out: keys, addresses and a plan in the folder; a health process that starts the roles and looks after
+them; the wait until they work. Never: a second cluster in the same folder, or a half-started one left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import joynexus
+from joynexus.client import connect
+from joynexus.keyring import Addresses, Keyring
+from joynexus.keys import ClusterFile
+from joynexus.local import ClusterPlan, HealthReport, LocalCluster, RolePlan
+from joynexus.wire import JoyNexusError
+
+DOWN_S = 45.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `joynexus up` is told. Names and meanings are those of the roles' settings (`JOYNEXUS_<NAME>`)."""
+
+    backbone: str = "lite"
+    image_side: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    env_workers: int = 1
+    simulator_processes: int = 2
+    datasets_dir: Path | None = None
+    cache_dir: Path | None = None
+    log_level: str = "info"
+    timeout_s: float = 300.0
+
+
+def up(folder: Path, options: Options, say: Callable[[str], None] = lambda _: None) -> LocalCluster:
+    """Start a cluster and wait until all its roles work; if health alone had died, start only that.
+
+    Args:
+        folder: the cluster's folder, made if it is missing.
+        options: what to run.
+        say: called with a line on what is going on whenever that changes.
+
+    Raises:
+        ValueError: if it runs already, or could not be started; nothing is left running then.
+    """
+    cluster = LocalCluster(folder)
+    if pid := cluster.running("health"):
+        raise ValueError(f"a cluster is up in {folder} already (health is process {pid}): use it, or `joynexus down`")
+    root = checkout()
+    orphans = cluster.all_running()
+    cluster.run.mkdir(parents=True, exist_ok=True)
+    if orphans:
+        say(f"taking over what still runs: {', '.join(orphans)}")
+        cluster.load_plan()
+    else:
+        addresses = free_addresses(cluster.keys)
+        make_keys(cluster, addresses)
+        cluster.save_plan(make_plan(cluster, addresses, options, root))
+    cluster.health_file.unlink(missing_ok=True)
+    health = _start_health(cluster, root, options)
+    try:
+        _wait_until_up(cluster, health, options.timeout_s, say)
+    except BaseException:
+        down(cluster.folder)
+        raise
+    return cluster
+
+
+def down(folder: Path) -> list[str]:
+    """End everything that runs in a cluster's folder.
+
+    Returns:
+        The names of the instances that ran.
+
+    Raises:
+        ValueError: if something could not be ended.
+    """
+    cluster = LocalCluster(folder)
+    running = cluster.all_running()
+    if "health" in running:  # it ends the roles in order, then itself
+        cluster.stop(["health"], grace_s=DOWN_S)
+    rest = cluster.all_running()
+    cluster.stop([name for name in rest if name != "master"], grace_s=10.0)
+    cluster.stop([name for name in rest if name == "master"], grace_s=10.0)
+    left = cluster.all_running()
+    if left:
+        raise ValueError("could not end " + ", ".join(f"{name} (process {pid})" for name, pid in left.items()))
+    cluster.health_file.unlink(missing_ok=True)
+    return list(running)
+
+
+def checkout() -> Path:
+    """Return the folder of the checkout that this package belongs to.
+
+    Raises:
+        ValueError: if only the tenant's wheel is installed: the roles are not part of it.
+    """
+    root = Path(joynexus.__file__).resolve().parents[1]
+    if not (root / "services" / "health" / "__main__.py").is_file():
+        raise ValueError("the services are not part of the installed package: run `joynexus up` from a checkout")
+    return root
+
+
+def free_addresses(keys: Path) -> Addresses:
+    """Return four free loopback addresses: those used last time or the usual ones if possible, else any."""
+    candidates = [Addresses()]
+    with contextlib.suppress(OSError, msgspec.MsgspecError):  # the first time here
+        candidates.insert(0, msgspec.json.decode((keys / "addresses.json").read_bytes(), type=Addresses))
+    for addresses in candidates:
+        if all(_is_free(address) for address in msgspec.structs.astuple(addresses)):
+            return addresses
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    free = [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in sockets]
+    for server in sockets:
+        server.close()
+    return Addresses(**dict(zip(Addresses.__struct_fields__, free, strict=True)))
+
+
+def _is_free(address: str) -> bool:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_server((host, int(port))).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def make_keys(cluster: LocalCluster, addresses: Addresses) -> None:
+    """Make what is missing: server keys, a key for each role, the owner's key, and `client.toml`."""
+    keyring = Keyring(cluster.keys)
+    keyring.prepare(addresses)
+    if not keyring.cluster_file("default").exists():
+        keyring.issue("default", tenant="default", operator=True)
+    own = ClusterFile.load(keyring.cluster_file("default"))
+    msgspec.structs.replace(own, key_file="keys/default/key.toml").save(cluster.client_file)
+
+
+def make_plan(cluster: LocalCluster, addresses: Addresses, options: Options, root: Path) -> ClusterPlan:
+    """Say what is to run, with which settings."""
+    every = {
+        "JOYNEXUS_STATE_DIR": str(cluster.folder / "state"),
+        "JOYNEXUS_BLOBS_DIR": str(cluster.folder / "blobs"),
+        "JOYNEXUS_LOG_LEVEL": options.log_level,
+    }
+    master = {f"JOYNEXUS_{name.upper()}": value for name, value in msgspec.structs.asdict(addresses).items()}
+
+    def worker(role: str) -> dict[str, str]:
+        return {
+            "JOYNEXUS_CLUSTER_FILE": str(cluster.keys / role / "client.toml"),
+            "JOYNEXUS_CACHE_DIR": str((options.cache_dir or cluster.folder / "cache").absolute()),
+            "JOYNEXUS_THREADS": str(options.threads),
+        }
+
+    model = {
+        "JOYNEXUS_BACKBONE": options.backbone,
+        "JOYNEXUS_IMAGE_SIDE": str(options.image_side),
+        "JOYNEXUS_DEVICE": options.device,
+        "JOYNEXUS_DTYPE": options.dtype,
+        "MKL_CBWR": reproducible_kernels(),
+        "OMP_NUM_THREADS": str(options.threads),
+        "MKL_NUM_THREADS": str(options.threads),
+    }
+    env = {"JOYNEXUS_SIMULATOR_PROCESSES": str(options.simulator_processes), "OMP_NUM_THREADS": "1"}
+    if options.datasets_dir is not None:
+        env["JOYNEXUS_DATASETS_DIR"] = str(options.datasets_dir.absolute())
+    roles = [
+        RolePlan(name="master", role="master", env={**every, **master, "JOYNEXUS_KEYS_DIR": str(cluster.keys)}),
+        RolePlan(name="trainer", role="trainer", env={**every, **worker("trainer"), **model}),
+        RolePlan(name="inference", role="inference", env={**every, **worker("inference"), **model}),
+    ]
+    for number in range(1, options.env_workers + 1):
+        name = "env" if number == 1 else f"env-{number}"
+        roles.append(RolePlan(name=name, role="env", env={**every, **worker("env"), **env}))
+    return ClusterPlan(python=sys.executable, root=str(root), roles=tuple(roles))
+
+
+def reproducible_kernels() -> str:
+    """Return the MKL setting under which a row's result does not depend on the rows beside it."""
+    try:
+        wide = " avx512f " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        wide = False
+    return "AVX512,STRICT" if wide else "AVX2,STRICT"
+
+
+def _start_health(cluster: LocalCluster, root: Path, options: Options) -> subprocess.Popen[bytes]:
+    env = {
+        **os.environ,
+        "JOYNEXUS_CLUSTER_DIR": str(cluster.folder),
+        "JOYNEXUS_CLUSTER_FILE": str(cluster.keys / "health" / "client.toml"),
+        "JOYNEXUS_CACHE_DIR": str(cluster.folder / "cache"),
+        "JOYNEXUS_LOG_LEVEL": options.log_level,
+    }
+    with cluster.log_file("health").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "services.health"],
+            cwd=root,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _wait_until_up(
+    cluster: LocalCluster, health: subprocess.Popen[bytes], timeout_s: float, say: Callable[[str], None]
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    said = ""
+    while True:
+        report = cluster.load_health()
+        if health.poll() is not None:
+            raise ValueError(f"health ended (exit code {health.returncode}): see {cluster.log_file('health')}")
+        if report is not None:
+            line = _line(report)
+            if line != said:
+                say(line)
+                said = line
+            looping = [instance for instance in report.instances if instance.state == "crash-loop"]
+            if looping:
+                first = looping[0]
+                raise ValueError(f"{first.name} cannot be started: {first.reason} (see {cluster.log_file(first.name)})")
+            if all(instance.state == "running" for instance in report.instances):
+                break
+        if time.monotonic() > deadline:
+            where = f"see the logs in {cluster.run}"
+            raise ValueError(f"not everything was up within {timeout_s:g} s ({said or 'health said nothing'}): {where}")
+        time.sleep(0.05)
+    try:
+        connect(cluster.client_file).close()
+    except JoyNexusError as error:
+        raise ValueError(str(error)) from error
+
+
+def _line(report: HealthReport) -> str:
+    words = {"running": "ready"}
+    return "  ".join(f"{instance.name} {words.get(instance.state, instance.state)}" for instance in report.instances)

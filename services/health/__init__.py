@@ -1,0 +1,1 @@
+"""Health: watches every role, and starts again in place what failed, and only that."""

@@ -1,0 +1,211 @@
+"""Health's core: which instance is started, killed or left alone, and why. No processes, no sockets, no clock.
+
+In: what happened to the instances' processes, and the master's picture of the cluster. Out: starts and kills. Never:
+a restart of anything that did not fail, or an endless fast loop of restarts.
+
+The rules:
+
+- An instance whose process ended is started again, after a pause that doubles with each quick failure.
+- After `LOOP_FAILURES` quick failures it is in a crash loop: it is tried only every `LOOP_PAUSE_S`, and the reason is
+  shown.
+- A live process is killed (and so started again) if the master lost it, if it does not register, or if its counter
+  stands still while it works: each longer than its own watchdog would have taken.
+- A silent master is killed likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from joynexus.local import InstanceHealth
+from joynexus.wire.front import RoleStatus
+
+PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+"""Pause before a start, by the number of quick failures before it."""
+LOOP_FAILURES = 5
+LOOP_PAUSE_S = 30.0
+STABLE_S = 60.0
+"""An instance that lived so long has no quick failures any more."""
+LOST_S = 20.0
+"""A worker that the master has lost for so long, while its process lives, is wedged."""
+MASTER_SILENT_S = 30.0
+REGISTER_S = 300.0
+"""A worker that has not registered for so long is wedged; loading a model may take minutes."""
+STALL_S = 900.0
+"""A work loop whose counter stands still for so long in a phase other than idle is wedged."""
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance's process runs; `adopted` if it ran before."""
+
+    name: str
+    pid: int
+    adopted: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance's process ended (or could not be started); `how` says it in a clause."""
+
+    name: str
+    how: str
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """The master answered: its own pid is known by its pid file, these are the workers it knows."""
+
+    roles: tuple[RoleStatus, ...]
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """Time passed."""
+
+
+Event = Started | Ended | Seen | Tick
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Start an instance."""
+
+    name: str
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """Kill an instance's process; `Ended` follows."""
+
+    name: str
+    why: str
+
+
+Command = Start | Kill
+
+
+@dataclass(slots=True)
+class _Instance:
+    name: str
+    role: str
+    pid: int = 0
+    start_at: float | None = 0.0  # when to start it; None while its process runs (or is being started)
+    started_at: float = 0.0
+    failures: int = 0
+    restarts: int = 0
+    reason: str = ""
+    known: bool = False  # registered with the master, in this life
+    unknown_since: float | None = None
+    progress: int = -1
+    progress_at: float = 0.0
+    doomed: str = ""
+
+
+@dataclass
+class HealthCore:
+    """State of what health looks after.
+
+    Args:
+        roles: role by instance name, in the order in which they are started.
+    """
+
+    roles: dict[str, str]
+    _instances: dict[str, _Instance] = field(default_factory=dict)
+    _master_heard: float | None = None
+
+    def __post_init__(self) -> None:
+        self._instances = {name: _Instance(name=name, role=role) for name, role in self.roles.items()}
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event; return what is to be done."""
+        match event:
+            case Started():
+                self._started(self._instances[event.name], event, now)
+            case Ended():
+                self._ended(self._instances[event.name], event.how, now)
+            case Seen():
+                self._master_heard = now
+                self._seen(event.roles, now)
+            case Tick():
+                pass
+        return [*self._kills(now), *self._starts(now)]
+
+    def report(self) -> tuple[InstanceHealth, ...]:
+        """Describe all instances."""
+        return tuple(
+            InstanceHealth(
+                name=i.name, role=i.role, state=self._state(i), pid=i.pid, restarts=i.restarts, reason=i.reason
+            )
+            for i in self._instances.values()
+        )
+
+    def _state(self, instance: _Instance) -> str:
+        if instance.start_at is not None and instance.failures >= LOOP_FAILURES:
+            return "crash-loop"
+        if instance.start_at is not None:
+            return "restarting" if instance.restarts or instance.reason else "starting"
+        up = self._master_heard is not None if instance.role == "master" else instance.known
+        return "running" if up else "starting"
+
+    def _started(self, instance: _Instance, event: Started, now: float) -> None:
+        instance.pid, instance.start_at, instance.started_at = event.pid, None, now
+        instance.known, instance.unknown_since, instance.doomed = False, None, ""
+        instance.progress, instance.progress_at = -1, now
+        if instance.role == "master":
+            self._master_heard = None
+
+    def _ended(self, instance: _Instance, how: str, now: float) -> None:
+        lived = now - instance.started_at
+        instance.failures = 1 if lived >= STABLE_S else instance.failures + 1
+        instance.restarts += 1
+        instance.reason = instance.doomed or how
+        instance.pid, instance.known = 0, False
+        loop = instance.failures >= LOOP_FAILURES
+        pause = LOOP_PAUSE_S if loop else PAUSES_S[min(instance.failures, len(PAUSES_S)) - 1]
+        instance.start_at = now + pause
+
+    def _seen(self, roles: tuple[RoleStatus, ...], now: float) -> None:
+        by_pid = {status.pid: status for status in roles if status.phase != "lost"}
+        for instance in self._instances.values():
+            if instance.role == "master" or not instance.pid:
+                continue
+            status = by_pid.get(instance.pid)
+            if status is None:
+                if instance.unknown_since is None:
+                    instance.unknown_since = now
+                continue
+            instance.known, instance.unknown_since = True, None
+            if status.progress != instance.progress or status.phase == "idle":
+                instance.progress, instance.progress_at = status.progress, now
+
+    def _kills(self, now: float) -> list[Command]:
+        kills: list[Command] = []
+        for instance in self._instances.values():
+            if instance.pid and not instance.doomed and (why := self._wedged(instance, now)):
+                instance.doomed = why
+                kills.append(Kill(name=instance.name, why=why))
+        return kills
+
+    def _wedged(self, instance: _Instance, now: float) -> str:
+        """Say why a live process is of no use any more; empty if it is (or if that cannot be told now)."""
+        if instance.role == "master":
+            silent = now - max(instance.started_at, self._master_heard or 0.0)
+            return f"it did not answer for {silent:.0f} s" if silent >= MASTER_SILENT_S else ""
+        if self._master_heard is None or now - self._master_heard > 5.0:
+            return ""  # without a master nobody can register: judge when it is back
+        if instance.unknown_since is not None:
+            unknown = now - max(instance.unknown_since, instance.started_at)
+            if instance.known and unknown >= LOST_S:
+                return f"the master has not heard it for {unknown:.0f} s"
+            if not instance.known and unknown >= REGISTER_S:
+                return f"it did not register within {REGISTER_S:.0f} s"
+        stalled = now - instance.progress_at
+        if instance.known and stalled >= STALL_S:
+            return f"its work made no progress for {stalled:.0f} s"
+        return ""
+
+    def _starts(self, now: float) -> list[Command]:
+        starts: list[Command] = []
+        for instance in self._instances.values():
+            if instance.start_at is not None and now >= instance.start_at:
+                instance.start_at = None
+                instance.started_at = now
+                starts.append(Start(name=instance.name))
+        return starts
