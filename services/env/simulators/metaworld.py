@@ -1,0 +1,196 @@
+"""MetaWorld (Sawyer arm, 50 tasks, MuJoCo): https://github.com/Farama-Foundation/Metaworld.
+
+In: seeds and actions. Out: the 39 numbers of its observation with the goal in it, pictures, success. Never: MetaWorld's
+own seeding by `reset(seed=...)`, which it ignores, or its own renderer, which takes four times as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from joynexus.contract import Camera, Contract
+from services.env.simulators import metaworld_tasks
+from services.env.simulators.interface import Picture, SimObservation, SimulatorError, StepResult
+
+_PACKAGES = "libegl1 libgl1 (or libosmesa6)"
+_VIDEO_SIDE = 256
+_SUPERSAMPLING = 2  # 2x2 averaging costs half of what MuJoCo's own 4-fold multisampling costs on a CPU, and looks alike
+
+
+def choose_renderer() -> str:
+    """Choose MuJoCo's OpenGL backend before MuJoCo is imported: EGL, else OSMesa, else none; returns its name.
+
+    A choice in the environment variable MUJOCO_GL stands.
+    """
+    if "MUJOCO_GL" not in os.environ:
+        available = [
+            name for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")) if _loads(library)
+        ]
+        os.environ["MUJOCO_GL"] = available[0] if available else "disabled"
+    return os.environ["MUJOCO_GL"]
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+class MetaWorld:
+    """One environment; see `Simulator`.
+
+    Args:
+        task: name such as `reach-v3`.
+        contract: from `metaworld_tasks.contract`; cameras, rotation and episode limit are taken from it.
+
+    Raises:
+        SimulatorError: if MetaWorld is not installed, or pictures are wanted and no OpenGL library is there.
+    """
+
+    def __init__(self, task: str, contract: Contract) -> None:
+        if choose_renderer() == "disabled" and contract.cameras:
+            raise SimulatorError(f"no OpenGL library is installed to draw pictures with: install {_PACKAGES}")
+        try:
+            from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
+        except ImportError as error:
+            raise SimulatorError("MetaWorld is not installed: pip install 'joynexus[metaworld]'") from error
+        self.contract = contract
+        self.instruction = metaworld_tasks.INSTRUCTIONS[task]
+        self._env: Any = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"]()
+        self._env._freeze_rand_vec = False  # draw positions anew at each reset …
+        self._env.seeded_rand_vec = True  # … from the generator that `seed` sets
+        self._painter: _Painter | None = None
+        self._steps = 0
+        self._done = True
+
+    def reset(self, seed: int, *, render: bool = True) -> SimObservation:
+        """Begin the episode of a seed (0 or more)."""
+        self._env.seed(seed)
+        state, _ = self._env.reset()
+        self._steps, self._done = 0, False
+        return self._observe(state, render)
+
+    def step_chunk(self, actions: npt.NDArray[np.float32], *, render: bool = True, record: bool = False) -> StepResult:
+        """Execute actions [k, 4] until they or the episode end."""
+        if actions.ndim != 2 or actions.shape[1] != self.contract.action_dim or len(actions) == 0:
+            raise ValueError(f"actions have shape {actions.shape}: a chunk is [k, {self.contract.action_dim}]")
+        if not np.isfinite(actions).all():
+            raise ValueError("actions hold numbers that are not finite: the policy's version is broken")
+        if self._done:
+            raise ValueError("the episode has ended: reset the simulator with a seed")
+        reward, success, frames, state, steps = 0.0, False, [], None, 0
+        for action in np.clip(actions, -1.0, 1.0).astype(np.float64):
+            state, step_reward, _, _, info = self._env.step(action)
+            reward += float(step_reward)
+            steps += 1
+            self._steps += 1
+            success = bool(info["success"] > 0)
+            self._done = success or self._steps >= self.contract.episode_limit
+            if record and self.contract.cameras:
+                camera = self.contract.cameras[0]
+                half = _VIDEO_SIDE / max(camera.height, camera.width) / 2  # video wants even sides
+                frames.append(self._draw(camera, 2 * round(camera.height * half), 2 * round(camera.width * half)))
+            if self._done:
+                break
+        observation = self._observe(state, render and not self._done)
+        return StepResult(observation, reward, success, self._done, steps, tuple(frames))
+
+    def close(self) -> None:
+        """Free the environment; the OpenGL context lives as long as the process, which has one for each size."""
+        self._env.close()
+
+    def _observe(self, state: Any, render: bool) -> SimObservation:
+        cameras = self.contract.cameras if render else ()
+        images = tuple(self._draw(camera, camera.height, camera.width) for camera in cameras)
+        return SimObservation(np.asarray(state, np.float32), images)
+
+    def _draw(self, camera: Camera, height: int, width: int) -> Picture:
+        turned = camera.rotation_deg in (90, 270)
+        if self._painter is None:
+            self._painter = _Painter(self._env.model, self._env.data)
+        picture = self._painter.draw(camera.name, *((width, height) if turned else (height, width)))
+        return np.ascontiguousarray(np.rot90(picture, k=-camera.rotation_deg // 90))
+
+
+class _Painter:
+    """Draws one environment off screen, without shadows and reflections."""
+
+    # Making an OpenGL context and uploading the meshes takes a second: environments of one task share it.
+    _contexts: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def __init__(self, model: Any, data: Any) -> None:
+        import mujoco
+
+        self._mujoco, self._model, self._data = mujoco, model, data
+        self._scene = mujoco.MjvScene(model, maxgeom=2000)
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._scene.flags[flag] = 0
+        self._options, self._perturbation = mujoco.MjvOption(), mujoco.MjvPerturb()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def draw(self, camera: str, height: int, width: int) -> Picture:
+        """Return the view of a camera, [height, width, 3] uint8, upright as MuJoCo sees it."""
+        mujoco = self._mujoco
+        tall, wide = height * _SUPERSAMPLING, width * _SUPERSAMPLING
+        gl, context = self._context(tall, wide)
+        gl.make_current()
+        self._camera.fixedcamid = self._model.camera(camera).id
+        mujoco.mjv_updateScene(
+            self._model,
+            self._data,
+            self._options,
+            self._perturbation,
+            self._camera,
+            mujoco.mjtCatBit.mjCAT_ALL,
+            self._scene,
+        )
+        area = mujoco.MjrRect(0, 0, wide, tall)
+        mujoco.mjr_render(area, self._scene, context)
+        pixels = np.empty((tall, wide, 3), np.uint8)
+        mujoco.mjr_readPixels(pixels, None, area, context)
+        blocks = pixels[::-1].reshape(height, _SUPERSAMPLING, width, _SUPERSAMPLING, 3)  # OpenGL's rows rise
+        mean: Picture = ((blocks.sum((1, 3), dtype=np.uint16) + 2) // _SUPERSAMPLING**2).astype(np.uint8)
+        return mean
+
+    def _context(self, tall: int, wide: int) -> tuple[Any, Any]:
+        mujoco, model = self._mujoco, self._model
+        key = (tall, wide, model.ngeom, model.nmesh, model.nmeshvert, model.ntexdata)
+        if key not in self._contexts:
+            model.vis.global_.offheight, model.vis.global_.offwidth = tall, wide
+            model.vis.quality.offsamples = 0
+            try:
+                gl = mujoco.GLContext(wide, tall)
+                gl.make_current()
+                context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+            except Exception as error:  # the OpenGL bindings raise types of their own, different for each backend
+                backend = os.environ.get("MUJOCO_GL", "")
+                raise SimulatorError(
+                    f"pictures cannot be drawn with {backend} ({error}): install {_PACKAGES}"
+                ) from error
+            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
+            self._contexts[key] = (gl, context)
+        return self._contexts[key]
+
+
+def expert(task: str) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
+    """Return MetaWorld's scripted expert of a task: state [39] to action [4] within [-1, 1]."""
+    choose_renderer()
+    from metaworld.policies import ENV_POLICY_MAP
+
+    policies: dict[str, Any] = ENV_POLICY_MAP  # typed as the abstract class, which cannot be made
+    policy = policies[task]()
+
+    def act(state: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        action: npt.NDArray[np.float64] = policy.get_action(state.astype(np.float64))
+        return np.clip(action, -1.0, 1.0).astype(np.float32)
+
+    return act

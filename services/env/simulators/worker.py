@@ -1,0 +1,79 @@
+"""A worker process: hosts the environments of some rows and does what its pool asks, until the pipe closes.
+
+In: requests over one pipe. Out: replies over the same pipe. Never: longer life than the parent's, a read from the
+terminal, or an exception that ends the other rows of the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from services.env.simulators.interface import Simulator, SimulatorError, SimulatorOptions
+from services.env.simulators.protocol import (
+    Made,
+    MakeFailed,
+    Outcome,
+    Outcomes,
+    Reply,
+    Reset,
+    Step,
+    decode_request,
+    encode,
+    pack_observation,
+    pack_result,
+    unpack_float32,
+)
+from services.env.simulators.registry import make_simulator
+
+_PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
+
+MakeSimulator = Callable[[str, SimulatorOptions], Simulator]
+
+
+def main(pipe: Connection, make: MakeSimulator = make_simulator) -> None:
+    """Serve one pool; returns when it closes the pipe.
+
+    Args:
+        pipe: to the pool; its first request is `Make`.
+        make: makes a simulator by task name (tests give their own).
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the pipe
+    simulators: dict[int, Simulator] = {}
+    try:
+        while True:
+            request = decode_request(pipe.recv_bytes())
+            reply: Reply
+            if isinstance(request, Reset):
+                seeds, draw = request.seeds, request.render
+                reply = Outcomes({row: _reset(simulators[row], seed, draw) for row, seed in seeds.items()})
+            elif isinstance(request, Step):
+                reply = Outcomes({row: _step(simulators[row], request, row) for row in request.actions})
+            else:
+                try:
+                    simulators = {row: make(request.task, request.options) for row in request.rows}
+                    reply = Made()
+                except (SimulatorError, ValueError) as error:
+                    reply = MakeFailed(str(error))
+            pipe.send_bytes(encode(reply))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        for simulator in simulators.values():
+            simulator.close()
+
+
+def _reset(simulator: Simulator, seed: int, render: bool) -> Outcome:
+    try:
+        return pack_observation(simulator.reset(seed, render=render))
+    except Exception as error:  # whatever a simulator raises costs its own row this episode, no other row anything
+        return Outcome(failed=f"{type(error).__name__}: {error}")
+
+
+def _step(simulator: Simulator, request: Step, row: int) -> Outcome:
+    try:
+        actions = unpack_float32(request.actions[row])
+        return pack_result(simulator.step_chunk(actions, render=request.render, record=row in request.record))
+    except Exception as error:  # as above
+        return Outcome(failed=f"{type(error).__name__}: {error}")
