@@ -37,12 +37,17 @@ STALL_S = 900.0
 """A work loop whose counter stands still for so long in a phase other than idle is wedged."""
 
 
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """These instances run already, from before this health process; the first event of all."""
+
+    pids: dict[str, int]
+
+
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's process runs; `adopted` if it ran before."""
+    """An instance's process runs."""
 
     name: str
     pid: int
-    adopted: bool = False
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +67,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Time passed."""
 
 
-Event = Started | Ended | Seen | Tick
+Event = Adopted | Started | Ended | Seen | Tick
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +121,11 @@ class HealthCore:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event; return what is to be done."""
         match event:
+            case Adopted():
+                for name, pid in event.pids.items():
+                    self._started(self._instances[name], pid, now)
             case Started():
-                self._started(self._instances[event.name], event, now)
+                self._started(self._instances[event.name], event.pid, now)
             case Ended():
                 self._ended(self._instances[event.name], event.how, now)
             case Seen():
@@ -144,8 +152,8 @@ class HealthCore:
         up = self._master_heard is not None if instance.role == "master" else instance.known
         return "running" if up else "starting"
 
-    def _started(self, instance: _Instance, event: Started, now: float) -> None:
-        instance.pid, instance.start_at, instance.started_at = event.pid, None, now
+    def _started(self, instance: _Instance, pid: int, now: float) -> None:
+        instance.pid, instance.start_at, instance.started_at = pid, None, now
         instance.known, instance.unknown_since, instance.doomed = False, None, ""
         instance.progress, instance.progress_at = -1, now
         if instance.role == "master":

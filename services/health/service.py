@@ -20,7 +20,7 @@ from joynexus.local import HealthReport, LocalCluster
 from joynexus.wire import JoyNexusError, Packet
 from joynexus.wire.back import Register
 from joynexus.wire.front import ClusterStatus, Status
-from services.health.core import Command, Ended, Event, HealthCore, Kill, Seen, Start, Started, Tick
+from services.health.core import Adopted, Command, Ended, Event, HealthCore, Kill, Seen, Start, Started, Tick
 from services.health.supervisor import LocalSupervisor, Supervisor
 
 log = get_logger(__name__)
@@ -52,9 +52,10 @@ class Health:
 
     def run(self) -> None:
         """Adopt what runs, then look after it until told to leave."""
-        for name, pid in self._supervisor.adopt().items():
-            log.info("adopted", instance=name, pid=pid)
-            self._happened(Started(name=name, pid=pid, adopted=True))
+        running = self._supervisor.adopt()
+        if running:
+            log.info("adopted", instances=running)
+        self._happened(Adopted(pids=running))
         while not self._runtime.leaving:
             self.turn()
             self._runtime.next_work(TURN_S)  # there is none for health: a pause that the order to leave cuts short

@@ -1,0 +1,178 @@
+"""Health's decisions, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from joynexus.local import InstanceHealth
+from joynexus.wire.front import RoleStatus
+from services.health import core
+from services.health.core import Adopted, Command, Ended, HealthCore, Kill, Seen, Start, Started, Tick
+
+ROLES = {"master": "master", "trainer": "trainer", "env": "env"}
+PIDS = {"master": 1, "trainer": 2, "env": 3}
+
+
+def role(name: str, *, progress: int = 0, phase: str = "idle", pid: int = 0) -> RoleStatus:
+    return RoleStatus(
+        role=ROLES[name], worker=f"{name}-1", phase=phase, progress=progress, busy_s=0.0, uptime_s=0.0,
+        pid=pid or PIDS[name],
+    )  # fmt: skip
+
+
+def all_seen() -> Seen:
+    return Seen(roles=(role("trainer"), role("env")))
+
+
+def up_core() -> HealthCore:
+    """Everything runs and is registered at time 1."""
+    health = HealthCore(dict(ROLES))
+    health.handle(Tick(), 0.0)
+    for name, pid in PIDS.items():
+        health.handle(Started(name=name, pid=pid), 0.0)
+    health.handle(all_seen(), 1.0)
+    return health
+
+
+def advance(health: HealthCore, until: float, *, start: float, seen: Seen | None, step: float = 1.0) -> list[Command]:
+    commands: list[Command] = []
+    now = start
+    while now < until:
+        now += step
+        commands += health.handle(seen or Tick(), now)
+    return commands
+
+
+def state(health: HealthCore, name: str) -> InstanceHealth:
+    return next(instance for instance in health.report() if instance.name == name)
+
+
+def test_everything_is_started_at_once_the_master_first() -> None:
+    commands = HealthCore(dict(ROLES)).handle(Tick(), 0.0)
+    assert commands == [Start(name="master"), Start(name="trainer"), Start(name="env")]
+
+
+def test_what_runs_already_is_adopted_and_only_the_rest_is_started() -> None:
+    health = HealthCore(dict(ROLES))
+    assert health.handle(Adopted(pids={"master": 1, "trainer": 2}), 0.0) == [Start(name="env")]
+    assert [instance.restarts for instance in health.report()] == [0, 0, 0]
+
+
+def test_ready_means_registered_with_the_master() -> None:
+    health = HealthCore(dict(ROLES))
+    health.handle(Tick(), 0.0)
+    for name, pid in PIDS.items():
+        health.handle(Started(name=name, pid=pid), 0.0)
+    assert {i.state for i in health.report()} == {"starting"}
+    health.handle(Seen(roles=(role("env"),)), 1.0)
+    assert [i.state for i in health.report()] == ["running", "starting", "running"]
+
+
+def test_only_the_instance_that_ended_is_started_again() -> None:
+    health = up_core()
+    assert advance(health, 100.0, start=1.0, seen=all_seen()) == []
+    assert health.handle(Ended(name="trainer", how="it was ended by SIGKILL"), 100.0) == []
+    assert health.handle(Tick(), 100.0 + core.PAUSES_S[0]) == [Start(name="trainer")]
+    info = state(health, "trainer")
+    assert (info.restarts, info.reason) == (1, "it was ended by SIGKILL")
+
+
+def test_pauses_grow_with_quick_failures_up_to_a_crash_loop_with_its_reason() -> None:
+    health = up_core()
+    now, pauses = 10.0, []
+    for _ in range(core.LOOP_FAILURES):
+        health.handle(Ended(name="trainer", how="it exited with code 2; its log ends: no such backbone"), now)
+        ended = now
+        while not (commands := health.handle(Seen(roles=(role("env"),)), now)):
+            now += 0.05
+        assert commands == [Start(name="trainer")]
+        pauses.append(now - ended)
+        if len(pauses) < core.LOOP_FAILURES:
+            health.handle(Started(name="trainer", pid=50 + len(pauses)), now)
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.3
+    assert pauses[-1] >= core.LOOP_PAUSE_S
+
+
+def test_crash_loop_is_reported_while_it_waits() -> None:
+    health = up_core()
+    for number in range(core.LOOP_FAILURES):
+        health.handle(Started(name="trainer", pid=50 + number), 10.0 + number)
+        health.handle(Ended(name="trainer", how="it exited with code 2"), 10.5 + number)
+    info = state(health, "trainer")
+    assert (info.state, info.reason) == ("crash-loop", "it exited with code 2")
+    assert state(health, "env").state == "running"
+
+
+def test_long_life_forgives_earlier_failures() -> None:
+    health = up_core()
+    for number in range(core.LOOP_FAILURES - 1):
+        health.handle(Started(name="trainer", pid=50 + number), 10.0)
+        health.handle(Ended(name="trainer", how="x"), 11.0)
+    health.handle(Started(name="trainer", pid=60), 20.0)
+    health.handle(Ended(name="trainer", how="x"), 20.0 + core.STABLE_S)
+    assert state(health, "trainer").state == "restarting"
+
+
+def test_instance_that_the_master_lost_is_killed_after_a_while() -> None:
+    health = up_core()
+    lost = Seen(roles=(role("trainer", phase="lost"), role("env")))
+    commands = advance(health, 1.0 + core.LOST_S - 2, start=1.0, seen=lost)
+    assert commands == []
+    (kill,) = advance(health, 1.0 + core.LOST_S + 3, start=core.LOST_S - 1, seen=lost)
+    assert isinstance(kill, Kill)
+    assert kill.name == "trainer"
+    health.handle(Ended(name="trainer", how="it was ended by SIGKILL"), 60.0)
+    assert "has not heard it" in state(health, "trainer").reason
+
+
+def test_nobody_is_blamed_while_the_master_is_away() -> None:
+    health = up_core()
+    health.handle(Ended(name="master", how="x"), 2.0)
+    health.handle(Started(name="master", pid=9), 3.0)
+    commands = advance(health, 3.0 + core.MASTER_SILENT_S - 1, start=3.0, seen=None)
+    assert commands == []
+    health.handle(Seen(roles=()), 33.0)
+    commands = advance(health, 33.0 + core.LOST_S - 2, start=33.0, seen=Seen(roles=()))
+    assert commands == []
+    assert advance(health, 60.0, start=52.0, seen=all_seen()) == []
+
+
+def test_silent_master_is_killed_and_only_it() -> None:
+    health = up_core()
+    commands = advance(health, 1.0 + core.MASTER_SILENT_S + 5, start=1.0, seen=None)
+    assert [(type(c), c.name) for c in commands] == [(Kill, "master")]
+
+
+def test_instance_that_never_registers_is_killed() -> None:
+    health = HealthCore(dict(ROLES))
+    health.handle(Tick(), 0.0)
+    for name, pid in PIDS.items():
+        health.handle(Started(name=name, pid=pid), 0.0)
+    without = Seen(roles=(role("env"),))
+    commands = advance(health, core.REGISTER_S + 5, start=0.0, seen=without)
+    assert [(type(c), c.name) for c in commands] == [(Kill, "trainer")]
+
+
+def test_loop_that_works_without_progress_is_killed_and_an_idle_one_is_not() -> None:
+    health = up_core()
+    seen = Seen(roles=(role("trainer", progress=7, phase="working"), role("env", progress=7)))
+    commands = advance(health, core.STALL_S + 20, start=1.0, seen=seen)
+    assert [(type(c), c.name) for c in commands] == [(Kill, "trainer")]
+
+
+def test_loop_that_advances_is_left_alone() -> None:
+    health = up_core()
+    now = 1.0
+    for step in range(2000):
+        now += 1.0
+        seen = Seen(roles=(role("trainer", progress=step // 100, phase="working"), role("env")))
+        assert health.handle(seen, now) == []
+
+
+def test_process_of_an_earlier_life_does_not_count_as_registered() -> None:
+    health = up_core()
+    health.handle(Ended(name="trainer", how="x"), 2.0)
+    health.handle(Started(name="trainer", pid=77), 3.0)
+    health.handle(all_seen(), 4.0)  # the master still remembers pid 2
+    assert state(health, "trainer").state == "starting"
+    health.handle(Seen(roles=(role("trainer", pid=77), role("env"))), 5.0)
+    assert state(health, "trainer").state == "running"

@@ -1,0 +1,124 @@
+"""Processes by pid file, and the supervisor over them; the processes are tiny."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
+from services.health.supervisor import LocalSupervisor
+
+ROLE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(60)\n"
+STUBBORN = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)\n"
+)
+BROKEN = "print('first')\nraise SystemExit('there is no backbone of that name')\n"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "cluster")
+    cluster.run.mkdir(parents=True)
+    yield cluster
+    cluster.stop(list(cluster.all_running()), grace_s=0.0)
+
+
+def supervise(cluster: LocalCluster, tmp_path: Path, **roles: str) -> LocalSupervisor:
+    """A supervisor whose roles run the given programs."""
+    for role, program in roles.items():
+        folder = tmp_path / "services" / role
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__main__.py").write_text(program)
+        (folder / "__init__.py").touch()
+    (tmp_path / "services" / "__init__.py").touch()
+    plans = tuple(RolePlan(name=role, role=role) for role in roles)
+    return LocalSupervisor(cluster, ClusterPlan(python=sys.executable, root=str(tmp_path), roles=plans))
+
+
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_pid_file_of_another_process_does_not_count(cluster: LocalCluster) -> None:
+    cluster.write_pid("env", os.getpid())
+    assert cluster.running("env") == os.getpid()
+    record = cluster.run / "env.pid"
+    import msgspec
+
+    fields = msgspec.json.decode(record.read_bytes(), type=ProcessRecord)
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(fields, started=fields.started - 1)))
+    assert cluster.running("env") == 0  # the pid was given to somebody else since
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(fields, boot="another")))
+    assert cluster.running("env") == 0
+    record.write_bytes(b"{")
+    assert cluster.running("env") == 0
+    record.unlink()
+
+
+def test_zombie_does_not_run(cluster: LocalCluster) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    cluster.write_pid("env", child.pid)
+    until(lambda: not cluster.running("env"))
+    child.wait()
+
+
+def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: LocalCluster, tmp_path: Path) -> None:
+    supervisor = supervise(cluster, tmp_path, env=STUBBORN)
+    pid = supervisor.start("env")
+    assert cluster.running("env") == pid
+    until(lambda: "ready" in cluster.log_file("env").read_text())
+    assert supervisor.ended() == []
+    supervisor.kill("env")
+    gone: list[tuple[str, str]] = []
+    until(lambda: gone.extend(supervisor.ended()) or gone)
+    assert gone == [("env", "it was ended by SIGKILL; its log ends: ready")]
+
+
+def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
+    supervisor = supervise(cluster, tmp_path, env=BROKEN)
+    supervisor.start("env")
+    gone: list[tuple[str, str]] = []
+    until(lambda: gone.extend(supervisor.ended()) or gone)
+    assert gone == [("env", "it exited with code 1; its log ends: there is no backbone of that name")]
+
+
+def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalCluster, tmp_path: Path) -> None:
+    first = supervise(cluster, tmp_path, env=ROLE, master=ROLE)
+    pids = {"env": first.start("env"), "master": first.start("master")}
+    second = supervise(cluster, tmp_path, env=ROLE, master=ROLE)
+    assert second.adopt() == pids
+    assert second.ended() == []
+    os.kill(pids["env"], signal.SIGKILL)
+    gone: list[tuple[str, str]] = []
+    until(lambda: first.ended() or not cluster.running("env"))
+    until(lambda: gone.extend(second.ended()) or gone)
+    assert [name for name, _ in gone] == ["env"]
+    assert second.stop_all(10.0) == []
+    assert cluster.all_running() == {}
+
+
+def test_stopping_kills_what_does_not_listen_and_leaves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
+    supervisor = supervise(cluster, tmp_path, env=STUBBORN, master=ROLE)
+    supervisor.start("env")
+    supervisor.start("master")
+    until(lambda: "ready" in cluster.log_file("env").read_text())
+    assert supervisor.stop_all(0.3) == ["env"]
+    assert cluster.all_running() == {}
+    assert list(cluster.run.glob("*.pid")) == []
+
+
+def test_large_log_is_put_aside(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.health.supervisor.LOG_BYTES", 10)
+    cluster.log_file("env").write_text("x" * 100)
+    supervise(cluster, tmp_path, env=BROKEN).start("env")
+    assert cluster.log_file("env").with_suffix(".log.old").read_text() == "x" * 100
