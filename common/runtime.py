@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -36,6 +36,9 @@ log = get_logger(__name__)
 
 EXIT_SECOND_SIGNAL = 143
 """Exit code when a second SIGTERM cuts the orderly end short."""
+
+_REMEMBERED = 4096
+"""Answered pieces of work that are recognised if they are given again."""
 
 CLOSE_S = 5.0
 """How long an orderly end waits until the master has confirmed the last results."""
@@ -73,6 +76,7 @@ class WorkerRuntime:
         self._ids = itertools.count(1)
         self._changed = threading.Condition()
         self._work: deque[Packet] = deque()
+        self._taken: OrderedDict[tuple[str, int], bool] = OrderedDict()  # (task, attempt) -> answered
         self._cancelled: set[str] = set()
         self._answers: dict[str, Future[Packet]] = {}
         self._leaving = False
@@ -143,6 +147,10 @@ class WorkerRuntime:
             ValueError: if it exceeds a limit of the wire.
         """
         frames = encode(message, id=f"r{next(self._ids)}", buffers=buffers)
+        key = _key(message)
+        if key is not None and getattr(message, "last", True):
+            with self._changed:
+                self._taken[key] = True
         self._io.do(lambda now: self._session.say(frames))
 
     def request(self, message: Message, buffers: Sequence[Buffer] = (), *, timeout_s: float = 30.0) -> Packet:
@@ -209,8 +217,7 @@ class WorkerRuntime:
             for event in events:
                 match event:
                     case Work(packet):
-                        self._cancelled.discard(getattr(packet.message, "task", ""))
-                        self._work.append(packet)
+                        self._take(packet)
                     case Drop(tasks):
                         self._drop(set(tasks))
                     case Answer(id, packet, failure):
@@ -225,8 +232,27 @@ class WorkerRuntime:
                         getattr(log, level)(what, **values)
             self._changed.notify_all()
 
+    def _take(self, packet: Packet) -> None:
+        """Queue work, unless it is here already: after a reconnection the master gives everything again."""
+        key = _key(packet.message)
+        if key is not None:
+            if key in self._taken:
+                return
+            self._taken[key] = False
+            self._cancelled.discard(key[0])
+            while len(self._taken) > _REMEMBERED and self._taken[next(iter(self._taken))]:
+                self._taken.popitem(last=False)
+        self._work.append(packet)
+
     def _drop(self, tasks: set[str]) -> None:
         kept = [packet for packet in self._work if getattr(packet.message, "task", "") not in tasks]
         self._work.clear()
         self._work.extend(kept)
         self._cancelled |= tasks
+        for key in [key for key in self._taken if key[0] in tasks]:
+            del self._taken[key]
+
+
+def _key(message: Message) -> tuple[str, int] | None:
+    task: str = getattr(message, "task", "")
+    return (task, getattr(message, "attempt", 0)) if task else None

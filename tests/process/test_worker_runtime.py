@@ -125,6 +125,21 @@ def test_lost_task_is_dropped_from_the_queue(master: FakeMaster, runtime: Worker
     assert not runtime.cancelled("t1")
 
 
+def test_work_that_is_given_again_is_not_done_again(master: FakeMaster, runtime: WorkerRuntime) -> None:
+    register(runtime)
+    master.give(task("queued"))
+    master.give(task("done"))
+    assert runtime.next_work(10) is not None
+    assert runtime.next_work(10) is not None
+    runtime.send(IndicesDrawn(task="done", attempt=1))
+    for name in ("queued", "done", "new"):
+        master.give(task(name))
+    packet = runtime.next_work(10)
+    assert packet is not None
+    assert packet.message == task("new")
+    assert runtime.next_work(0.0) is None
+
+
 @pytest.mark.parametrize("size", [0, 1, 1024 * 1024, 5_500_000])
 def test_blob_travels_both_ways_without_a_shared_folder(
     master: FakeMaster, runtime: WorkerRuntime, tmp_path: Path, size: int

@@ -1,0 +1,38 @@
+"""What the core may look up while it decides: inline payloads in the journal, manifests among the blobs.
+
+In: names and digests. Out: bytes and decoded manifests. Never: anything that changes once it is written.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from common.blobs import BlobStore
+from common.journal.journal import Journal
+from joynexus.datasets import DatasetManifest
+
+
+class ShellSources:
+    """The core's `Sources`, from disk."""
+
+    def __init__(self, journal: Journal, store: BlobStore) -> None:
+        self._journal = journal
+        self._store = store
+        self._manifest = lru_cache(maxsize=64)(self._read_manifest)
+
+    def payload(self, tenant: str, policy: str, seq: int) -> bytes:
+        """Return the inline payload of a journaled op; KeyError if there is none."""
+        return self._journal.payload(tenant, policy, seq)
+
+    def manifest(self, digest: str) -> DatasetManifest:
+        """Return the manifest in a blob; KeyError if there is no such blob, ValueError if it is no manifest."""
+        return self._manifest(digest)
+
+    def _read_manifest(self, digest: str) -> DatasetManifest:
+        data = self._store.path(digest).read_bytes()
+        try:
+            return msgspec.msgpack.decode(data, type=DatasetManifest)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"blob {digest} is no data set manifest: {error}") from error
