@@ -1,0 +1,342 @@
+"""The Inference queue: requests to act from robots, scripts and rollouts, in groups to the inference workers.
+
+In: `Act` and `WorkerAct`, `PredictDone`. Out: `PredictGroup`, `Actions`. Never: a decoded picture: the request's body
+and buffers go through as they came. `batching.py` decides when a group is sent.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Iterator
+
+import msgspec
+
+from joynexus.wire import Array, Buffer, ErrorCode, Message, failure, limits
+from joynexus.wire.back import PredictDone, Predicted, PredictGroup, PredictItem, WorkerAct
+from joynexus.wire.front import Act, Actions
+from services.master.batching import Batcher, Request
+from services.master.config import CoreConfig
+from services.master.events import BackMessage, FrontMessage, Peer
+from services.master.lanes import Counters
+from services.master.metering import Meter
+from services.master.outbox import Outbox, refuse
+from services.master.policies import Policies, Policy
+from services.master.roster import Roster, Worker
+from services.master.serving import Serving
+from services.master.tasks import Task
+
+_decode_act = msgspec.msgpack.Decoder(Act).decode
+
+_ESTIMATE_S = 0.002
+"""Charged for a row until its cost is known."""
+
+
+class ActRequest(Request, kw_only=True, eq=False):
+    """A request to act, on its way."""
+
+    peer: Peer
+    re: str
+    policy: Policy
+    version: int
+    digest: str
+    body: bytes
+    buffers: tuple[Buffer, ...]
+    deadline: float
+    kills: int = 0
+    done: bool = False
+
+
+class InferenceWorker(msgspec.Struct, eq=False):
+    """An inference worker and its groups; `free_since` counts while it has none."""
+
+    worker: Worker
+    groups: dict[str, list[ActRequest]]
+    free_since: float
+
+
+class Acting:
+    """Requests that wait, groups that run.
+
+    Args:
+        running_task: finds the env task for which a worker asks.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        config: CoreConfig,
+        roster: Roster,
+        policies: Policies,
+        serving: Serving,
+        meter: Meter,
+        running_task: Callable[[BackMessage, str, int], Task],
+    ) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._roster = roster
+        self._policies = policies
+        self._serving = serving
+        self._meter = meter
+        self._running_task = running_task
+        self._counters = Counters()
+        self._batchers: dict[str, Batcher[ActRequest]] = {}  # by backbone
+        self._workers: dict[str, dict[str, InferenceWorker]] = {}  # backbone -> name -> worker
+        self._open: dict[tuple[Peer, str], ActRequest] = {}
+        self._deadlines: list[tuple[float, int, ActRequest]] = []
+        self._numbers = itertools.count()
+        roster.add_staff("inference", self)
+
+    # Messages
+
+    def on_act(self, asked: FrontMessage, message: Act) -> None:
+        """A tenant asks for actions."""
+        policy = self._policies.get(asked.tenant, message.policy)
+        if message.version:
+            version = self._policies.version(asked.tenant, message.policy, message.version)
+            if version.refused:
+                raise refuse(ErrorCode.NOT_FOUND, f"version {version.version} cannot be served: {version.refused}")
+        else:
+            newest = self._serving.newest(policy)
+            if newest is None:
+                raise refuse(ErrorCode.NOT_FOUND, f"policy '{policy.name}' has no published version: publish one first")
+            version = newest
+        self._enqueue(asked, message, asked.body, policy, version.version, version.digest, asked.peer)
+
+    def on_worker_act(self, said: BackMessage, message: WorkerAct) -> None:
+        """A rollout asks for actions; its task says for whom and with which version."""
+        task = self._running_task(said, message.task, message.attempt)
+        try:
+            act = _decode_act(message.act)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise refuse(ErrorCode.INVALID, f"the request to act cannot be read: {error}") from error
+        version = self._policies.version(task.tenant, task.policy, task.version)
+        policy = self._policies.get(task.tenant, task.policy)
+        self._enqueue(said, act, message.act, policy, version.version, version.digest, (said.peer, message.task))
+
+    def on_done(self, said: BackMessage, message: PredictDone) -> None:
+        """A group is done: each asker gets its answer."""
+        worker = self._roster.check(said, message.task, message.attempt)
+        self._roster.take(worker, message.task)
+        station = self._workers[worker.register.backbone_name][worker.name]
+        waiting = {str(index): request for index, request in enumerate(station.groups.pop(message.task, []))}
+        for item in message.items:
+            request = waiting.pop(item.request, None)
+            if request is not None:
+                self._settle(request, item)
+                self._answer(request, *_reply(item, said.buffers))
+        missing = failure(ErrorCode.INTERNAL, "the inference worker left this request out: see its log")
+        for request in waiting.values():
+            self._answer(request, missing)
+        if not station.groups:
+            station.free_since = self._outbox.now
+        self._pump(worker.register.backbone_name)
+
+    # Time
+
+    def tick(self) -> None:
+        """Send groups whose time has come; answer requests whose deadline has passed."""
+        now = self._outbox.now
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if not request.done:
+                self._expire(request)
+        for backbone in self._batchers:
+            self._pump(backbone)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        due = [
+            batcher.due(self._outbox.now, station.free_since)
+            for backbone, batcher in self._batchers.items()
+            for station in self._stations(backbone)
+            if not station.groups
+        ]
+        if self._deadlines:
+            due.append(self._deadlines[0][0])
+        return min((at for at in due if at is not None), default=None)
+
+    # Status
+
+    def waiting(self, tenant: str) -> int:
+        """Number of a tenant's requests that wait."""
+        return sum(batcher.waiting(tenant) for batcher in self._batchers.values())
+
+    def running(self, tenant: str) -> int:
+        """Number of a tenant's requests that are with a worker."""
+        return sum(request.tenant == tenant for request in self._open.values()) - self.waiting(tenant)
+
+    def tenants(self) -> set[str]:
+        """Tenants with requests here."""
+        return {request.tenant for request in self._open.values()}
+
+    # Staff
+
+    def joined(self, worker: Worker) -> None:
+        """An inference worker is there."""
+        backbone = worker.register.backbone_name
+        station = InferenceWorker(worker, {}, self._outbox.now)
+        self._workers.setdefault(backbone, {})[worker.name] = station
+        self._pump(backbone)
+
+    def leaving(self, worker: Worker) -> None:
+        """It gets nothing new (`_stations` leaves it out)."""
+
+    def lost(self, worker: Worker) -> None:
+        """An inference worker is dead: its requests go to another one; whoever was with it thrice is set aside."""
+        backbone = worker.register.backbone_name
+        station = self._workers[backbone].pop(worker.name)
+        for request in itertools.chain.from_iterable(station.groups.values()):
+            request.kills += 1
+            request.alone = True
+            if request.kills >= self._config.kills:
+                sentence = f"this request was set aside because {request.kills} inference workers died over it"
+                self._answer(request, failure(ErrorCode.POISON, sentence))
+            elif not request.done:
+                self._batchers[backbone].give_back(request)
+        self._pump(backbone)
+
+    # Inside
+
+    def _enqueue(
+        self,
+        asked: FrontMessage | BackMessage,
+        act: Act,
+        body: bytes,
+        policy: Policy,
+        version: int,
+        digest: str,
+        session: Hashable,
+    ) -> None:
+        if (asked.peer, asked.header.id) in self._open:
+            return  # asked again while it is under way
+        rows = act.state.shape[0] if act.state.shape else 0
+        if not 1 <= rows <= limits.MAX_ACT_ROWS:
+            raise refuse(ErrorCode.INVALID, f"ask for 1 to {limits.MAX_ACT_ROWS} rows at once, not {rows}")
+        if act.contract and act.contract != policy.contract_digest:
+            raise refuse(
+                ErrorCode.CONTRACT_MISMATCH,
+                f"the asker's contract {act.contract[:64]} is not that of policy '{policy.name}' "
+                f"({policy.contract_digest}): compare both with `joynexus.contract.first_difference`",
+            )
+        batcher = self._batcher(policy.spec.backbone)
+        if batcher.waiting(policy.tenant) >= self._config.max_waiting_acts:
+            raise refuse(
+                ErrorCode.OVERLOADED,
+                f"{self._config.max_waiting_acts} requests of this tenant wait already: ask again a little later",
+                retry_after_ms=100,
+            )
+        wait_s = asked.header.deadline_ms / 1000 or self._config.act_deadline_s
+        request = ActRequest(
+            tenant=policy.tenant,
+            session=session,
+            rows=rows,
+            nbytes=len(body),
+            frames=len(asked.buffers),
+            peer=asked.peer,
+            re=asked.header.id,
+            policy=policy,
+            version=version,
+            digest=digest,
+            body=body,
+            buffers=asked.buffers,
+            deadline=self._outbox.now + wait_s,
+        )
+        self._open[request.peer, request.re] = request
+        heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        batcher.add(request, self._outbox.now)
+        self._pump(policy.spec.backbone)
+
+    def _pump(self, backbone: str) -> None:
+        batcher = self._batchers.get(backbone)
+        if batcher is None:
+            return
+        for station in self._stations(backbone):
+            credit = station.worker.register.credit.get("predict", 1)
+            while len(station.groups) < credit:
+                group = batcher.group(self._outbox.now, None if station.groups else station.free_since)
+                if not group:
+                    break
+                self._give(station, group)
+
+    def _give(self, station: InferenceWorker, group: list[ActRequest]) -> None:
+        items: list[PredictItem] = []
+        buffers: list[Buffer] = []
+        for index, request in enumerate(group):
+            items.append(
+                PredictItem(
+                    request=str(index),
+                    tenant=request.tenant,
+                    policy=request.policy.name,
+                    version=request.version,
+                    digest=request.digest,
+                    act=request.body,
+                    first_buffer=len(buffers),
+                    buffers=len(request.buffers),
+                )
+            )
+            buffers += request.buffers
+            self._counters.charge(request.tenant, _ESTIMATE_S * request.rows)
+        task = self._outbox.new_id()
+        station.groups[task] = group
+        message = PredictGroup(task=task, attempt=1, items=tuple(items))
+        self._roster.give(station.worker, task, 1, message, buffers)
+
+    def _settle(self, request: ActRequest, item: Predicted) -> None:
+        self._counters.charge(request.tenant, item.busy_s - _ESTIMATE_S * request.rows)
+        self._meter.add(
+            request.tenant,
+            request.policy.name,
+            {
+                "inference_s": item.busy_s,
+                "samples": item.rows,
+                "backbone_forwards": item.backbone_forwards,
+                "bytes_in": len(request.body) + sum(memoryview(buffer).nbytes for buffer in request.buffers),
+            },
+        )
+
+    def _answer(self, request: ActRequest, message: Message, buffers: tuple[Buffer, ...] = ()) -> None:
+        if request.done:
+            return
+        request.done = True
+        self._open.pop((request.peer, request.re), None)
+        self._batcher(request.policy.spec.backbone).replied(request, self._outbox.now)
+        self._outbox.send(request.peer, message, re=request.re, buffers=buffers)
+
+    def _expire(self, request: ActRequest) -> None:
+        backbone = request.policy.spec.backbone
+        if any(True for _ in self._stations(backbone)):
+            reason = failure(ErrorCode.DEADLINE, "the deadline passed before an inference worker was free")
+        else:
+            reason = failure(
+                ErrorCode.UNAVAILABLE,
+                f"no inference worker with backbone '{backbone}' is there now: is it running, or still loading?",
+                retry_after_ms=1000,
+            )
+        self._batchers[backbone].drop(request)
+        self._answer(request, reason)
+
+    def _stations(self, backbone: str) -> Iterator[InferenceWorker]:
+        stations = self._workers.get(backbone, {}).values()
+        return (station for station in stations if not station.worker.leaving)
+
+    def _batcher(self, backbone: str) -> Batcher[ActRequest]:
+        batcher = self._batchers.get(backbone)
+        if batcher is None:
+            batcher = self._batchers[backbone] = Batcher(
+                self._counters,
+                target_rows=self._config.batch_rows,
+                max_rows=self._config.max_rows,
+                wait_s=self._config.batch_wait_s,
+            )
+        return batcher
+
+
+def _reply(item: Predicted, buffers: tuple[Buffer, ...]) -> tuple[Message, tuple[Buffer, ...]]:
+    """Turn a worker's answer into the asker's, with its one buffer."""
+    if item.error is not None:
+        return item.error, ()
+    if item.actions is None or not 0 <= item.actions.frame < len(buffers):
+        return failure(ErrorCode.INTERNAL, "the inference worker answered without actions: see its log"), ()
+    actions = Array(dtype=item.actions.dtype, shape=item.actions.shape, frame=0)
+    return Actions(version=item.version, actions=actions), (buffers[item.actions.frame],)

@@ -1,0 +1,73 @@
+"""The numbers by which the master decides. Units are in the names.
+
+In: the shell fills it from `MasterSettings`. Out: one frozen struct. Never: addresses, paths, or the environment.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be tuned.
+
+    Attributes:
+        server: how the master introduces itself.
+        beat_ms, silent_s: workers beat so often, and are declared dead after so much silence.
+        batch_rows, max_rows: an inference group is sent once it has `batch_rows`, and never has more than `max_rows`
+            (one request alone may).
+        batch_wait_s: longest that a request waits for expected company while a worker is free.
+        max_inflight_ops: ops of one policy that may wait unanswered.
+        max_waiting_acts: requests to act of one tenant that may wait.
+        act_deadline_s: they are answered `UNAVAILABLE` or `DEADLINE` after so long, unless they say otherwise.
+        quota_bytes: blobs kept for one tenant.
+        group_ops, turn_ops: ops in one training group, and ops taken from one policy at a time.
+        group_bytes: inline samples in one training group.
+        payload_memory_bytes: inline samples held in memory while they wait; others are read back from the journal.
+        checkpoint_steps, checkpoint_bytes: a loop's policy is checkpointed after so many optimizer steps, or once so
+            much would have to be replayed.
+        uncheckpointed_ops: ops that may lie above the checkpoint; a loop that never steps is stopped here.
+        kept_replies: replies of ops that are kept behind the checkpoint.
+        kills: a piece of work that killed its worker so often is set aside.
+        page_steps, pages_ahead: training batches drawn at once, and pages drawn ahead.
+        job_ops: ops of a training job that may wait unanswered.
+        vetoes: non-finite steps in a row after which a job fails.
+        page_episodes, job_pages: episodes run together, and pages of one job that may wait or run.
+        mounted_image_side: how mounted data sets are prepared; 0 keeps their pictures.
+        retry_s: pause before something that failed for a passing reason is tried again.
+        usage_s: use that belongs to no op is written down so often.
+        freed_blob_s, unused_upload_s: how long an upload stays after its last use, and if it was never used.
+    """
+
+    server: str = "joynexus"
+    beat_ms: int = 1000
+    silent_s: float = 6.0
+    batch_rows: int = 8
+    max_rows: int = 32
+    batch_wait_s: float = 0.010
+    max_inflight_ops: int = 64
+    max_waiting_acts: int = 1024
+    act_deadline_s: float = 30.0
+    quota_bytes: int = 50 * 1024 * MIB
+    group_ops: int = 16
+    turn_ops: int = 4
+    group_bytes: int = 16 * MIB
+    payload_memory_bytes: int = 64 * MIB
+    checkpoint_steps: int = 50
+    checkpoint_bytes: int = 32 * MIB
+    uncheckpointed_ops: int = 4096
+    kept_replies: int = 128
+    kills: int = 3
+    page_steps: int = 64
+    pages_ahead: int = 2
+    job_ops: int = 32
+    vetoes: int = 3
+    page_episodes: int = 5
+    job_pages: int = 16
+    mounted_image_side: int = 0
+    retry_s: float = 1.0
+    usage_s: float = 1.0
+    freed_blob_s: float = 600.0
+    unused_upload_s: float = 86_400.0

@@ -1,0 +1,325 @@
+"""Policies: what exists, its versions, states, checkpoint, and the ops that are kept of it.
+
+In: requests to create and describe. Out: `PolicyInfo`, and the `Policy` objects that the other parts work on. Never: a
+policy that is not durable shown to anybody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from common.journal.records import (
+    CheckpointRecord,
+    OpDone,
+    OpRecord,
+    PolicyRecord,
+    StateRecord,
+    VersionRecord,
+)
+from joynexus.specs import PolicySpec
+from joynexus.wire import ErrorCode, JoyNexusError
+from joynexus.wire.front import CreatePolicy, GetPolicy, GetVersion, ListPolicies, PolicyInfo, PolicyList, VersionInfo
+from services.master.checks import check_policy, check_policy_name
+from services.master.events import FrontMessage
+from services.master.holdings import Holdings
+from services.master.ops import Op, OpState
+from services.master.outbox import Outbox, not_found, not_saved, refuse
+
+PolicyKey = tuple[str, str]
+"""Tenant and policy."""
+
+
+class Loop(msgspec.Struct):
+    """A tenant's own loop that drives a policy."""
+
+    holder: str
+    lease: str
+    ttl_s: float
+    heard: float
+
+
+class Policy:
+    """One policy.
+
+    Attributes:
+        ops: ops above the checkpoint, and before it those whose replies are kept; by seq.
+        next_seq: seq of the next op.
+        seen_seq: highest seq that was ever received since the master started.
+        journaled: highest op that is durable and may be dispatched.
+        applied: highest op whose outcome is known.
+        newest: newest version that inference did not refuse.
+        step: optimizer steps after the last op that was replied to.
+        loop, job: who drives it, if anybody.
+        checkpoint_every: optimizer steps between checkpoints.
+    """
+
+    def __init__(self, record: PolicyRecord) -> None:
+        self.tenant = record.tenant
+        self.name = record.policy
+        self.spec: PolicySpec = record.spec
+        self.key: PolicyKey = (record.tenant, record.policy)
+        self.contract_digest = record.spec.contract.digest()
+        self.spec_nbytes = len(msgspec.msgpack.encode(record.spec))
+        self.ops: dict[int, Op] = {}
+        self.next_seq = 1
+        self.seen_seq = 0
+        self.journaled = 0
+        self.applied = 0
+        self.step = 0
+        self.versions: dict[int, VersionRecord] = {}
+        self.newest: VersionRecord | None = None
+        self.next_version = 1
+        self.states: dict[str, StateRecord] = {}
+        self.promised: dict[str, int] = {}  # state -> the accepted op that saves it last
+        self.checkpoint: CheckpointRecord | None = None
+        self.loop: Loop | None = None
+        self.job = ""
+        self.checkpoint_every = 0
+
+    @property
+    def covered(self) -> int:
+        """Last op that the checkpoint covers."""
+        return self.checkpoint.seq if self.checkpoint else 0
+
+    @property
+    def driver(self) -> str:
+        """Who drives it, as in `PolicyInfo`."""
+        return f"job:{self.job}" if self.job else "loop" if self.loop else ""
+
+    def info(self) -> PolicyInfo:
+        """Describe it."""
+        return PolicyInfo(
+            policy=self.name,
+            spec=self.spec,
+            next_seq=self.next_seq,
+            step=self.step,
+            driver=self.driver,
+            contract_digest=self.contract_digest,
+            versions=tuple(version_info(version) for version in self.versions.values()),
+            states=tuple(self.states),
+        )
+
+
+def version_info(version: VersionRecord) -> VersionInfo:
+    """Describe a version."""
+    return VersionInfo(version=version.version, digest=version.digest, nbytes=version.nbytes, step=version.step)
+
+
+class Policies:
+    """All policies, by tenant.
+
+    Args:
+        known_heads: tells which action modules the trainers of a backbone have; empty if none says.
+    """
+
+    def __init__(self, outbox: Outbox, holdings: Holdings, known_heads: Callable[[str], Iterable[str]]) -> None:
+        self._outbox = outbox
+        self._holdings = holdings
+        self._known_heads = known_heads
+        self._policies: defaultdict[str, dict[str, Policy]] = defaultdict(dict)
+        self._creating: dict[PolicyKey, tuple[PolicySpec, list[Callable[[Policy | str], None]]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Number of policies of all tenants."""
+        return self._count
+
+    def find(self, tenant: str, name: str) -> Policy | None:
+        """Return a policy of this tenant."""
+        return self._policies.get(tenant, {}).get(name)
+
+    def get(self, tenant: str, name: str) -> Policy:
+        """Return a policy of this tenant.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`, also for another tenant's.
+        """
+        policy = self.find(tenant, name)
+        if policy is None:
+            raise not_found("policy", name)
+        return policy
+
+    def of(self, tenant: str) -> Iterable[Policy]:
+        """Return a tenant's policies."""
+        return self._policies.get(tenant, {}).values()
+
+    def everywhere(self) -> Iterable[Policy]:
+        """Return every policy (for restoring only)."""
+        return (policy for policies in self._policies.values() for policy in policies.values())
+
+    # Requests
+
+    def on_create(self, asked: FrontMessage, message: CreatePolicy) -> None:
+        """Create a policy; the answer leaves once it is durable."""
+
+        def answer(outcome: Policy | str) -> None:
+            if isinstance(outcome, Policy):
+                self._outbox.answer(asked, outcome.info())
+            else:
+                self._outbox.answer(asked, not_saved(f"policy '{message.policy}'", outcome).failure)
+
+        self.create(asked.tenant, message.policy, message.spec, answer)
+
+    def on_get(self, asked: FrontMessage, message: GetPolicy) -> None:
+        """Describe a policy."""
+        self._outbox.answer(asked, self.get(asked.tenant, message.policy).info())
+
+    def on_list(self, asked: FrontMessage, message: ListPolicies) -> None:
+        """Describe the tenant's policies."""
+        policies = sorted(self.of(asked.tenant), key=lambda policy: policy.name)
+        self._outbox.answer(asked, PolicyList(policies=tuple(policy.info() for policy in policies)))
+
+    def on_get_version(self, asked: FrontMessage, message: GetVersion) -> None:
+        """Describe a version."""
+        self._outbox.answer(asked, version_info(self.version(asked.tenant, message.policy, message.version)))
+
+    # For other parts
+
+    def create(self, tenant: str, name: str, spec: PolicySpec, then: Callable[[Policy | str], None]) -> None:
+        """Create a policy, or find that it exists with the same spec.
+
+        Args:
+            then: called with the policy once it is durable, or with the reason if it could not be written down.
+
+        Raises:
+            JoyNexusError: `INVALID`, or `CONFLICT` if it exists with another spec.
+        """
+        check_policy_name(name)
+        known = self.find(tenant, name)
+        creating = self._creating.get((tenant, name))
+        if known is not None or creating is not None:
+            existing = known.spec if known else creating[0] if creating else spec
+            if existing != spec:
+                raise spec_conflict(name, existing, spec)
+            if known:
+                then(known)
+            elif creating:
+                creating[1].append(then)
+            return
+        check_policy(spec)
+        self._check_head(spec)
+        waiting = [then]
+        self._creating[tenant, name] = (spec, waiting)
+        record = PolicyRecord(tenant=tenant, policy=name, spec=spec)
+
+        def saved() -> None:
+            del self._creating[tenant, name]
+            policy = self._add(record)
+            for call in waiting:
+                call(policy)
+
+        def lost(reason: str) -> None:
+            del self._creating[tenant, name]
+            for call in waiting:
+                call(reason)
+
+        self._outbox.save([record], saved, lost)
+
+    def version(self, tenant: str, name: str, number: int) -> VersionRecord:
+        """Return a version; 0 means the newest.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`.
+        """
+        policy = self.get(tenant, name)
+        version = policy.versions.get(number) if number else policy.newest
+        if version is None:
+            what = f"version {number}" if number else "published version"
+            raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: publish one first")
+        return version
+
+    def add_version(self, policy: Policy, record: VersionRecord) -> None:
+        """A version is durable (or is now known to be refused)."""
+        if record.version not in policy.versions:
+            self._holdings.hold(policy.tenant, record.digest, record.nbytes)
+        policy.versions[record.version] = record
+        usable = (version for version in policy.versions.values() if not version.refused)
+        policy.newest = max(usable, key=lambda version: version.version, default=None)
+        policy.next_version = max(policy.next_version, record.version + 1)
+
+    def add_state(self, policy: Policy, record: StateRecord) -> None:
+        """A saved state is durable; it replaces an older one of that name."""
+        self._holdings.hold(policy.tenant, record.digest, record.nbytes)
+        old = policy.states.get(record.state)
+        if old is not None:
+            self._holdings.release(policy.tenant, old.digest)
+        policy.states[record.state] = record
+
+    def set_checkpoint(self, policy: Policy, record: CheckpointRecord) -> None:
+        """A checkpoint is durable; the one before it is not needed any more."""
+        self._holdings.hold(policy.tenant, record.digest, record.nbytes)
+        if policy.checkpoint is not None:
+            self._holdings.release(policy.tenant, policy.checkpoint.digest)
+        policy.checkpoint = record
+
+    # Restart
+
+    def restore(self, record: PolicyRecord | VersionRecord | CheckpointRecord | StateRecord) -> None:
+        """Take a record back from the journal."""
+        if isinstance(record, PolicyRecord):
+            self._add(record)
+            return
+        policy = self.get(record.tenant, record.policy)
+        match record:
+            case VersionRecord():
+                self.add_version(policy, record)
+            case StateRecord():
+                self.add_state(policy, record)
+                policy.promised[record.state] = record.seq
+            case CheckpointRecord():
+                self.set_checkpoint(policy, record)
+                policy.journaled = policy.applied = policy.seen_seq = record.seq
+                policy.next_seq = record.seq + 1
+                policy.step = record.step
+
+    def restore_op(self, record: OpRecord) -> None:
+        """Take an op back; they come in order of seq."""
+        policy = self.get(record.tenant, record.policy)
+        if record.seq > policy.next_seq:
+            return  # its predecessor was refused because the disk was full, so nobody was promised this one either
+        policy.ops[record.seq] = Op(record, state=OpState.JOURNALED)
+        policy.next_version = max(policy.next_version, record.version + 1)
+        if record.kind == "save_state":
+            policy.promised[record.state] = max(record.seq, policy.promised.get(record.state, 0))
+        if record.seq > policy.covered:
+            policy.journaled = policy.seen_seq = record.seq
+            policy.next_seq = record.seq + 1
+            self._holdings.hold(record.tenant, record.blob, record.blob_nbytes)
+
+    def restore_done(self, done: OpDone) -> None:
+        """Take an op's outcome back; it comes right after the op."""
+        policy = self.get(done.tenant, done.policy)
+        op = policy.ops.get(done.seq)
+        if op is None:
+            return
+        op.done = done
+        op.move(OpState.APPLIED, "restored")
+        op.move(OpState.FAILED if done.result.error else OpState.REPLIED, "restored")
+        if done.seq == policy.applied + 1:
+            policy.applied = done.seq
+        if done.seq > policy.covered:
+            policy.step = done.step
+
+    def _add(self, record: PolicyRecord) -> Policy:
+        policy = self._policies[record.tenant][record.policy] = Policy(record)
+        self._count += 1
+        return policy
+
+    def _check_head(self, spec: PolicySpec) -> None:
+        heads = sorted(self._known_heads(spec.backbone))
+        if heads and spec.head not in heads:
+            raise refuse(
+                ErrorCode.INVALID, f"there is no action module '{spec.head[:80]}': use one of {', '.join(heads)}"
+            )
+
+
+def spec_conflict(name: str, existing: PolicySpec, asked: PolicySpec) -> JoyNexusError:
+    """A policy exists with another spec; say where they differ."""
+    field = next(f for f in PolicySpec.__struct_fields__ if getattr(existing, f) != getattr(asked, f))
+    return refuse(
+        ErrorCode.CONFLICT,
+        f"policy '{name}' exists with another '{field}': use another name, or the spec it was created with",
+    )

@@ -1,0 +1,284 @@
+"""The workers: who is there, what each was given, and who is dead.
+
+In: registrations, beats, time. Out: `Registered`, acknowledged beats, and calls to the parts that give work. Never: a
+choice of work (the queues decide that), or a result from a worker that was declared dead.
+
+A worker is one incarnation of a process. Its connection may change (the master or the network went away and came back):
+then it registers again as the same incarnation, keeps its work, and everything that it has not answered is sent again,
+because either direction may have been lost. Doing a piece twice is harmless everywhere: the trainer remembers results,
+inference and simulators have no state, and only one answer counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from joynexus.wire import Buffer, ErrorCode, Message
+from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
+from joynexus.wire.front import RoleStatus
+from services.master.config import CoreConfig
+from services.master.events import BackMessage, Peer, Undeliverable
+from services.master.outbox import Outbox, refuse
+
+_FALLEN_REMEMBERED = 1000
+_QUIET_BEATS = 1.5
+"""A worker that missed so many beats is taken for dead as soon as another one registers with its key and role."""
+
+
+class Given(msgspec.Struct):
+    """A piece of work that a worker has."""
+
+    attempt: int
+    message: Message
+    buffers: tuple[Buffer, ...]
+    sent_as: str = ""
+
+
+class Worker(msgspec.Struct, eq=False):
+    """One incarnation of a worker process."""
+
+    name: str
+    key_name: str
+    peer: Peer
+    register: Register
+    since: float
+    heard: float
+    progress: int = 0
+    phase: str = "starting"
+    busy_s: float = 0.0
+    detail: dict[str, str] = {}
+    leaving: bool = False
+    alive: bool = True
+    given: dict[str, Given] = {}
+    cancelled: list[str] = []
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+        return self.register.role
+
+
+class Staff(Protocol):
+    """A part of the core that gives work to one role."""
+
+    def joined(self, worker: Worker) -> None:
+        """A worker is there."""
+        ...
+
+    def lost(self, worker: Worker) -> None:
+        """A worker is dead; what it was `given` is not done."""
+        ...
+
+    def leaving(self, worker: Worker) -> None:
+        """A worker finishes what it has and takes nothing new."""
+        ...
+
+
+class Roster:
+    """All workers."""
+
+    def __init__(self, outbox: Outbox, config: CoreConfig) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._staff: defaultdict[str, list[Staff]] = defaultdict(list)
+        self._by_peer: dict[Peer, Worker] = {}
+        self._by_incarnation: dict[str, Worker] = {}
+        self._by_name: dict[str, Worker] = {}  # also the dead ones, until a new one takes the name
+        self._lives: Counter[str] = Counter()
+        self._fallen: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # incarnation -> tasks it had
+        self._watching = False
+
+    def add_staff(self, role: str, staff: Staff) -> None:
+        """Have a part of the core told about workers of this role."""
+        self._staff[role].append(staff)
+
+    def living(self, role: str) -> Iterable[Worker]:
+        """Return the workers of a role that are not dead."""
+        return (worker for worker in self._by_incarnation.values() if worker.role == role)
+
+    def of(self, said: BackMessage) -> Worker:
+        """Return the worker behind a message.
+
+        Raises:
+            JoyNexusError: `NOT_REGISTERED`.
+        """
+        worker = self._by_peer.get(said.peer)
+        if worker is None:
+            raise refuse(ErrorCode.NOT_REGISTERED, "the master does not know this connection: register again")
+        worker.heard = self._outbox.now
+        return worker
+
+    # Messages
+
+    def on_register(self, said: BackMessage, message: Register) -> None:
+        """Welcome a worker, or welcome it back."""
+        if message.role not in said.roles:
+            raise refuse(ErrorCode.FORBIDDEN, f"this key is not for a worker of role '{message.role}'")
+        if not message.incarnation or len(message.incarnation) > 64:
+            raise refuse(ErrorCode.INVALID, "incarnation must be an id of 1 to 64 characters")
+        previous = self._by_peer.get(said.peer)
+        if previous is not None and previous.register.incarnation != message.incarnation:
+            self._lose(previous, "its connection has another incarnation now")
+        worker = self._by_incarnation.get(message.incarnation)
+        if worker is not None and worker.key_name == said.key_name and worker.role == message.role:
+            self._resume(worker, said, message)
+        elif worker is not None:
+            raise refuse(ErrorCode.CONFLICT, "another worker registered with this incarnation")
+        else:
+            self._join(said, message)
+        self._watch()
+
+    def on_beat(self, said: BackMessage, message: Beat) -> None:
+        """Note that a worker lives and what it does."""
+        worker = self.of(said)
+        worker.progress = message.progress
+        worker.phase = message.phase
+        worker.busy_s = message.busy_s
+        if message.detail:
+            worker.detail = message.detail
+        self._outbox.answer(said, BeatAck(cancelled=tuple(worker.cancelled)))
+        worker.cancelled = []
+
+    def on_leaving(self, said: BackMessage, message: Leaving) -> None:
+        """Give a worker nothing new."""
+        worker = self.of(said)
+        worker.leaving = True
+        worker.phase = "draining"
+        self._outbox.answer(said, BeatAck())
+        for staff in self._staff[worker.role]:
+            staff.leaving(worker)
+
+    # Work
+
+    def give(self, worker: Worker, task: str, attempt: int, message: Message, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a worker a piece of work."""
+        given = Given(attempt, message, tuple(buffers))
+        worker.given[task] = given
+        given.sent_as = self._outbox.send(worker.peer, message, buffers=buffers)
+
+    def check(self, said: BackMessage, task: str, attempt: int) -> Worker:
+        """Return the worker behind an answer, if that answer counts.
+
+        Raises:
+            JoyNexusError: `NOT_REGISTERED`; `STALE` if the task is not this worker's in this attempt.
+        """
+        worker = self.of(said)
+        given = worker.given.get(task)
+        if given is None or given.attempt != attempt:
+            raise refuse(
+                ErrorCode.STALE, f"attempt {attempt} of task '{task[:64]}' is not this worker's any more: drop it"
+            )
+        return worker
+
+    def take(self, worker: Worker, task: str) -> None:
+        """A piece of work was answered."""
+        worker.given.pop(task, None)
+
+    def cancel(self, worker: Worker, task: str) -> None:
+        """Nobody wants a piece of work any more; the worker hears it with its next beat."""
+        if worker.given.pop(task, None) is not None:
+            worker.cancelled.append(task)
+
+    def on_undeliverable(self, event: Undeliverable) -> None:
+        """Send work again a little later if its worker's connection still stands; else it will register again."""
+        worker = self._by_peer.get(event.peer)
+        if worker is None:
+            return
+        task = next((task for task, given in worker.given.items() if given.sent_as == event.id), None)
+        if task is not None:
+            self._outbox.after(self._config.retry_s, lambda: self._send_again(worker, task, event.id))
+
+    def status(self) -> tuple[RoleStatus, ...]:
+        """Describe all workers, the dead ones too until they are replaced."""
+        return tuple(
+            RoleStatus(
+                role=worker.role,
+                worker=name,
+                phase=worker.phase if worker.alive else "lost",
+                progress=worker.progress,
+                busy_s=worker.busy_s,
+                uptime_s=self._outbox.now - worker.since,
+                restarts=self._lives[name] - 1,
+                pid=worker.register.pid,
+                detail=worker.detail,
+            )
+            for name, worker in sorted(self._by_name.items())
+        )
+
+    # Inside
+
+    def _join(self, said: BackMessage, message: Register) -> None:
+        for other in list(self._by_incarnation.values()):
+            quiet = self._outbox.now - other.heard > _QUIET_BEATS * self._config.beat_ms / 1000
+            if quiet and other.key_name == said.key_name and other.role == message.role:
+                self._lose(other, "it was silent when another one came with its key")
+        name = self._free_name(message.role)
+        worker = Worker(
+            name=name,
+            key_name=said.key_name,
+            peer=said.peer,
+            register=message,
+            since=self._outbox.now,
+            heard=self._outbox.now,
+            detail=message.detail,
+        )
+        self._lives[name] += 1
+        self._by_peer[said.peer] = self._by_incarnation[message.incarnation] = self._by_name[name] = worker
+        lost = self._fallen.pop(message.incarnation, ())
+        self._outbox.answer(said, Registered(worker=name, beat_ms=self._config.beat_ms, lost=lost))
+        self._outbox.log("info", "worker_joined", worker=name, pid=message.pid, lives=self._lives[name])
+        for staff in self._staff[worker.role]:
+            staff.joined(worker)
+
+    def _resume(self, worker: Worker, said: BackMessage, message: Register) -> None:
+        self._outbox.answer(said, Registered(worker=worker.name, beat_ms=self._config.beat_ms))
+        worker.heard = self._outbox.now
+        if worker.peer == said.peer:
+            return
+        self._by_peer.pop(worker.peer, None)
+        self._by_peer[said.peer] = worker
+        worker.peer = said.peer
+        self._outbox.log("info", "worker_reconnected", worker=worker.name, tasks=len(worker.given))
+        for given in worker.given.values():
+            given.sent_as = self._outbox.send(worker.peer, given.message, buffers=given.buffers)
+
+    def _send_again(self, worker: Worker, task: str, sent_as: str) -> None:
+        given = worker.given.get(task)
+        if worker.alive and given is not None and given.sent_as == sent_as:
+            given.sent_as = self._outbox.send(worker.peer, given.message, buffers=given.buffers)
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        worker.alive = False
+        self._by_incarnation.pop(worker.register.incarnation, None)
+        self._by_peer.pop(worker.peer, None)
+        self._fallen[worker.register.incarnation] = tuple(worker.given)
+        if len(self._fallen) > _FALLEN_REMEMBERED:
+            self._fallen.popitem(last=False)
+        self._outbox.log("warning", "worker_lost", worker=worker.name, why=why, tasks=len(worker.given))
+        for staff in self._staff[worker.role]:
+            staff.lost(worker)
+        worker.given = {}
+
+    def _free_name(self, role: str) -> str:
+        number = 1
+        while (holder := self._by_name.get(f"{role}-{number}")) is not None and holder.alive:
+            number += 1
+        return f"{role}-{number}"
+
+    def _watch(self) -> None:
+        """Look for silent workers, again and again while there are workers."""
+        if not self._watching and self._by_incarnation:
+            self._watching = True
+            self._outbox.after(self._config.beat_ms / 1000, self._look)
+
+    def _look(self) -> None:
+        self._watching = False
+        for worker in list(self._by_incarnation.values()):
+            silence = self._outbox.now - worker.heard
+            if silence > self._config.silent_s:
+                self._lose(worker, f"silent for {silence:.1f} s")
+        self._watch()

@@ -1,0 +1,222 @@
+"""Work for env workers: rollouts, data sets to prepare, pages of batches to draw.
+
+In: tasks of jobs and data sets, answers, lost workers. Out: work for whoever serves what a task needs and has credit,
+the tenant that used least first. Never: a scan over tasks, or an answer to an earlier attempt.
+
+A task needs one thing of a worker: a simulator family (`metaworld`), `datasets`, `sampler`, or the folder of a mounted
+data set (`mounted:<name>`). Its lane of credit follows: `simulator` for families, `data` for all others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from joynexus.wire import ErrorCode, Failure, Message, failure
+from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone
+from services.master.config import CoreConfig
+from services.master.events import BackMessage
+from services.master.lanes import Counters, Lanes
+from services.master.outbox import Outbox
+from services.master.roster import Roster, Worker
+
+DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
+
+EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated
+
+
+def lane_of(need: str) -> str:
+    """Return the lane of credit in which a need is served."""
+    return "data" if need in (DATASETS, SAMPLER) or need.startswith(MOUNTED) else "simulator"
+
+
+class Task(msgspec.Struct, kw_only=True, eq=False):
+    """One piece of work for an env worker.
+
+    Attributes:
+        id: set by the queue.
+        tenant, policy: for whom; the policy whose version acts, if any.
+        version: that version.
+        need: what the worker must serve.
+        make: builds the message from task id and attempt.
+        done: called with the answer of the attempt that counts.
+        failed: called if it is given up.
+    """
+
+    tenant: str
+    policy: str = ""
+    version: int = 0
+    need: str
+    make: Callable[[str, int], Message]
+    done: Callable[[EnvAnswer], None]
+    failed: Callable[[Failure], None]
+    id: str = ""
+    attempt: int = 0
+    kills: int = 0
+    faults: int = 0
+    worker: Worker | None = None
+    cancelled: bool = False
+
+
+class EnvQueue:
+    """Tasks that wait and tasks that run."""
+
+    def __init__(self, outbox: Outbox, roster: Roster, config: CoreConfig, counters: Counters) -> None:
+        self._outbox = outbox
+        self._roster = roster
+        self._config = config
+        self._counters = counters
+        self._waiting: defaultdict[str, Lanes[Task]] = defaultdict(lambda: Lanes(counters))
+        self._running: dict[str, Task] = {}
+        self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
+        roster.add_staff("env", self)
+
+    def submit(self, task: Task) -> None:
+        """Add a task."""
+        task.id = self._outbox.new_id()
+        self._waiting[task.need].push(task.tenant, task)
+        self._fill(task.need)
+
+    def cancel(self, task: Task) -> None:
+        """Nobody wants a task any more."""
+        task.cancelled = True
+        worker = task.worker
+        if worker is not None:
+            self._forget(task)
+            self._roster.cancel(worker, task.id)
+            self._employ(worker)
+
+    def serves(self, need: str) -> bool:
+        """Tell whether any worker serves this need."""
+        return bool(self._serving.get(need))
+
+    def mounted(self) -> set[str]:
+        """Names of the data sets in the operator's folder."""
+        served = (need for need, workers in self._serving.items() if workers)
+        return {need.removeprefix(MOUNTED) for need in served if need.startswith(MOUNTED)}
+
+    def running(self, said: BackMessage, task: str, attempt: int) -> Task:
+        """Return the task for which a worker speaks.
+
+        Raises:
+            JoyNexusError: `STALE` or `NOT_REGISTERED`.
+        """
+        self._roster.check(said, task, attempt)
+        return self._running[task]
+
+    def waiting(self, tenant: str) -> int:
+        """Number of a tenant's tasks that wait."""
+        return sum(lanes.waiting(tenant) for lanes in self._waiting.values())
+
+    def tenants(self) -> set[str]:
+        """Tenants with tasks here."""
+        return {tenant for lanes in self._waiting.values() for tenant in lanes.tenants()} | {
+            task.tenant for task in self._running.values()
+        }
+
+    def running_of(self, tenant: str) -> int:
+        """Number of a tenant's tasks that run."""
+        return sum(task.tenant == tenant for task in self._running.values())
+
+    # Messages
+
+    def on_answer(self, said: BackMessage, message: EnvAnswer) -> None:
+        """A worker has done a task, or could not."""
+        task = self.running(said, message.task, message.attempt)
+        worker = self._roster.of(said)
+        self._roster.take(worker, task.id)
+        self._forget(task)
+        self._counters.charge(task.tenant, message.busy_s)
+        error = None if isinstance(message, DatasetPrepared) else message.error
+        if error is None:
+            task.done(message)
+        elif error.category == "user":
+            task.failed(error)
+        else:
+            task.faults += 1
+            self._outbox.log("warning", "task_failed", task=task.id, need=task.need, reason=error.message)
+            if task.faults < self._config.kills:
+                self._outbox.after(self._config.retry_s, lambda: self._again(task))
+            else:
+                task.failed(error)
+        self._employ(worker)
+
+    # Staff
+
+    def joined(self, worker: Worker) -> None:
+        """An env worker is there."""
+        for need in self._needs(worker):
+            self._serving[need][worker.name] = worker
+        self._employ(worker)
+
+    def leaving(self, worker: Worker) -> None:
+        """An env worker takes nothing new."""
+        for need in self._needs(worker):
+            if self._serving[need].get(worker.name) is worker:
+                del self._serving[need][worker.name]
+
+    def lost(self, worker: Worker) -> None:
+        """An env worker is dead: its tasks are done again elsewhere, from the start."""
+        self.leaving(worker)
+        for id_ in worker.given:
+            task = self._running.get(id_)
+            if task is None:
+                continue
+            self._forget(task)
+            task.kills += 1
+            if task.kills < self._config.kills:
+                self._again(task)
+            else:
+                sentence = f"this work was set aside because {task.kills} workers died over it"
+                task.failed(failure(ErrorCode.POISON, sentence))
+
+    # Inside
+
+    def _needs(self, worker: Worker) -> list[str]:
+        return [*worker.register.serves, *(MOUNTED + name for name in worker.register.mounted)]
+
+    def _again(self, task: Task) -> None:
+        if not task.cancelled:
+            self._waiting[task.need].push(task.tenant, task, front=True)
+            self._fill(task.need)
+
+    def _fill(self, need: str) -> None:
+        """Give what waits for a need to the workers that serve it, the least loaded first."""
+        lane = lane_of(need)
+        while len(self._waiting[need]):
+            free = [worker for worker in self._serving[need].values() if self._credit(worker, lane) > 0]
+            if not free:
+                return
+            self._give(max(free, key=lambda worker: self._credit(worker, lane)), need)
+
+    def _employ(self, worker: Worker) -> None:
+        """Use a worker's credit: among all that it serves, the tenant that used least comes first."""
+        if not worker.alive or worker.leaving:
+            return
+        for lane in worker.register.credit:
+            needs = [need for need in self._needs(worker) if lane_of(need) == lane]
+            while self._credit(worker, lane) > 0:
+                heads = [(need, head) for need in needs if (head := self._waiting[need].head()) is not None]
+                if not heads:
+                    break
+                need, _ = min(heads, key=lambda pair: self._counters.used(pair[1]))
+                self._give(worker, need)
+
+    def _give(self, worker: Worker, need: str) -> None:
+        task = self._waiting[need].pop()
+        if task is None or task.cancelled:
+            return
+        task.attempt += 1
+        task.worker = worker
+        self._running[task.id] = task
+        self._roster.give(worker, task.id, task.attempt, task.make(task.id, task.attempt))
+
+    def _credit(self, worker: Worker, lane: str) -> int:
+        used = sum(lane_of(self._running[id_].need) == lane for id_ in worker.given)
+        return worker.register.credit.get(lane, 0) - used
+
+    def _forget(self, task: Task) -> None:
+        self._running.pop(task.id, None)
+        task.worker = None
