@@ -1,0 +1,62 @@
+# Everything a newcomer types. Each target sets up what it needs; a second call finds it done.
+#
+#   make demo     a cluster, two policies, their success rates (about 6 minutes after packages are in)
+#   make test     all tests, by ring
+#   make help     the rest
+
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+# Extra arguments for pip, e.g. PIP_ARGS="--index-url …": outside machines that have a CPU build of torch at hand,
+# the pinned version comes with CUDA unless another index is named.
+PIP_ARGS ?=
+STAMP := $(VENV)/.installed
+
+.PHONY: help install install-simulators system-packages demo test lint format bench up down clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+install: $(STAMP)  ## virtual environment with all roles, MetaWorld and the tools for development
+
+$(STAMP): pyproject.toml scripts/install.sh scripts/system_packages.sh
+	@scripts/system_packages.sh metaworld
+	@scripts/install.sh $(VENV) base $(PIP_ARGS)
+	@touch $@
+
+install-simulators: install  ## ManiSkill and LIBERO as well (some 3 GB)
+	@scripts/system_packages.sh metaworld maniskill libero
+	@scripts/install.sh $(VENV) simulators $(PIP_ARGS)
+
+system-packages:  ## libraries the simulators render with (needs root; otherwise says which are missing)
+	@scripts/system_packages.sh metaworld maniskill libero
+
+demo: install  ## from demonstrations to a measured policy, on a cluster of its own
+	@$(PY) -m examples.demo </dev/null
+
+test: install  ## all tests, by ring, with times
+	@$(PY) scripts/test_rings.py </dev/null
+
+lint: install  ## ruff, mypy strict, import rules
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: install  ## put the code in its usual form
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: install  ## all benchmarks; results in benchmarks/results
+	@for file in benchmarks/[a-z]*.py; do \
+	  name=$$(basename $$file .py); echo "== $$name"; $(PY) -m benchmarks.$$name </dev/null || exit 1; \
+	done
+
+up: install  ## a cluster of local processes in .joynexus
+	@$(VENV)/bin/joynexus up
+
+down: install  ## and its end
+	@$(VENV)/bin/joynexus down
+
+clean:  ## remove what was built (not .joynexus: that holds work)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs

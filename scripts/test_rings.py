@@ -1,0 +1,48 @@
+"""Run the tests ring by ring, from fast and pure to real processes, and say how long each took.
+
+In: names of rings (default: all). Out: pytest's output, then a line a ring; exit code 1 if any failed. Never: a ring
+left out because an earlier one failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RINGS = {
+    "unit": "pure cores, file formats, numerics: no other process",
+    "wire": "bytes of every message, hostile input, other languages' encoders",
+    "process": "real roles, real sockets, kills",
+}
+ROOT = Path(__file__).resolve().parents[1]
+NO_TESTS = 5
+
+
+def main(names: list[str]) -> int:
+    """Run the named rings; return the exit code."""
+    unknown = [name for name in names if name not in RINGS]
+    if unknown:
+        print(f"there is no ring '{unknown[0]}': they are {', '.join(RINGS)}", file=sys.stderr)
+        return 2
+    # Threads of mathematics libraries would compete with the processes under test.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    rows: list[tuple[str, str, float]] = []
+    for name in names or RINGS:
+        print(f"== ring {name}: {RINGS[name]}", flush=True)
+        start = time.monotonic()
+        command = [sys.executable, "-m", "pytest", f"tests/{name}", "--durations=5"]
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        verdict = {0: "passed", NO_TESTS: "has no tests"}.get(code, "FAILED")
+        rows.append((name, verdict, time.monotonic() - start))
+    print("\nring      verdict        seconds")
+    for name, verdict, seconds in rows:
+        print(f"{name:<10}{verdict:<15}{seconds:7.1f}")
+    print(f"{'all':<25}{sum(seconds for _, _, seconds in rows):7.1f}")
+    return int(any(verdict != "passed" for _, verdict, _ in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
