@@ -1,0 +1,358 @@
+"""Promises of the inference engine: one forward a group, the actions of acting alone, faults that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from common.blobs import BlobStore
+from joynexus.specs import PolicySpec
+from joynexus.vla.exported import ExportedPolicy, export_policy
+from joynexus.vla.policy import Policy
+from joynexus.vla.version_file import read_version, write_version
+from joynexus.wire import ErrorCode, rebuild
+from joynexus.wire.arrays import ArrayPacker, Buffer
+from joynexus.wire.back import Predicted, PredictGroup, PredictItem, WeightsApplied, WeightsOffer, WeightsRefused
+from joynexus.wire.front import Act
+from services.inference.core import PredictEngine
+from tests.unit.workers import SIDE, WRECK, Arrays, MemoryStore, NoiseBackbone, contract, spec
+
+
+class Desk:
+    """An inference engine, versions in a blob store, requests by hand."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.blobs = BlobStore(folder / "blobs")
+        self.folder = folder
+        self.backbone = NoiseBackbone()
+        self.opened: list[str] = []
+        self.engine = PredictEngine(self.backbone, self.open_blob, **options)  # type: ignore[arg-type]
+
+    def open_blob(self, digest: str) -> Path:
+        self.opened.append(digest)
+        return self.blobs.path(digest)
+
+    def version(self, number: int = 1, made_of: PolicySpec | None = None, backbone: str = "") -> tuple[str, Policy]:
+        """Store a version; return its digest and the policy in it."""
+        policy = Policy(made_of or spec(seed=number), backbone or self.backbone.digest, self.backbone.hidden_size)
+        path = self.folder / "version.safetensors"
+        write_version(path, policy, number)
+        return self.blobs.put_file(path)[0], policy
+
+    def predict(self, *requests: Request) -> list[Predicted]:
+        buffers: list[Buffer] = []
+        items = []
+        for number, request in enumerate(requests):
+            act, own = request.pack()
+            items.append(
+                PredictItem(
+                    request=f"r{number}",
+                    tenant=request.tenant,
+                    policy="arm",
+                    version=request.version,
+                    digest=request.digest,
+                    act=act,
+                    first_buffer=len(buffers),
+                    buffers=len(own),
+                )
+            )
+            buffers += own
+        done, answered = self.engine.predict(PredictGroup(task="t1", attempt=2, items=tuple(items)), buffers)
+        assert (done.task, done.attempt) == ("t1", 2)
+        assert [answer.request for answer in done.items] == [item.request for item in items]
+        self.answered = answered
+        return list(done.items)
+
+    def actions(self, answer: Predicted) -> npt.NDArray[np.float32]:
+        assert answer.error is None, answer
+        assert answer.actions is not None
+        return rebuild(answer.actions, self.answered)
+
+    def alone(self, policy: Policy, request: Request) -> npt.NDArray[np.float32]:
+        arrays = request.arrays
+        return policy.act(NoiseBackbone().forward(arrays.observations()), arrays.state)
+
+
+class Request:
+    def __init__(
+        self, digest: str, arrays: Arrays, *, version: int = 1, tenant: str = "ann", contract: str = ""
+    ) -> None:
+        self.digest, self.arrays, self.version, self.tenant, self.contract = digest, arrays, version, tenant, contract
+
+    def pack(self) -> tuple[bytes, list[Buffer]]:
+        packer, arrays = ArrayPacker(), self.arrays
+        act = Act(
+            policy="arm",
+            state=packer.add(arrays.state),
+            images=tuple(packer.add(image) for image in arrays.images),
+            instructions=tuple(arrays.instructions),
+            contract=self.contract,
+        )
+        return msgspec.msgpack.encode(act), packer.buffers
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_a_group_goes_through_the_backbone_once_and_nobodys_actions_change(desk: Desk) -> None:
+    first, one = desk.version(1)
+    second, two = desk.version(2, spec(seed=8))
+    requests = [
+        Request(first, Arrays(1, rows=1)),
+        Request(second, Arrays(2, rows=5), version=2, tenant="bob"),
+        Request(first, Arrays(3, rows=2)),
+    ]
+    requests[2].arrays.instructions = ["a much longer instruction than those of the others", "short"]
+    answers = desk.predict(*requests)
+    assert desk.backbone.groups == [8]
+    for answer, request, policy in zip(answers, requests, (one, two, one), strict=True):
+        assert np.array_equal(desk.actions(answer), desk.alone(policy, request))
+        assert (answer.version, answer.rows) == (request.version, len(request.arrays.state))
+        assert answer.backbone_forwards == answer.rows
+        assert answer.busy_s > 0
+
+
+def test_an_exported_policy_acts_as_the_served_version_bit_for_bit(desk: Desk, tmp_path: Path) -> None:
+    digest, _ = desk.version(1)
+    request = Request(digest, Arrays(1, rows=1))
+    (answer,) = desk.predict(request)
+    export_policy(desk.blobs.path(digest), tmp_path / "exported")
+    loaded = read_version(tmp_path / "exported" / "policy.safetensors")
+    arrays = request.arrays
+    exported = ExportedPolicy(loaded, NoiseBackbone()).act(
+        [arrays.images[0][0]], arrays.instructions[0], arrays.state[0]
+    )
+    assert np.array_equal(exported, desk.actions(answer)[0])
+
+
+def test_equal_observations_of_a_tenant_are_forwarded_once(desk: Desk) -> None:
+    digest, _ = desk.version(1)
+    same = Arrays(1, rows=1)
+    answers = desk.predict(Request(digest, same), Request(digest, same), Request(digest, same, tenant="bob"))
+    assert [answer.backbone_forwards for answer in answers] == [1, 0, 1]
+    assert np.array_equal(desk.actions(answers[0]), desk.actions(answers[2]))
+
+
+def test_an_instruction_without_pictures_is_forwarded_once_in_its_life(desk: Desk) -> None:
+    digest, _ = desk.version(1, spec(cameras=0))
+    for step in range(3):
+        arrays = Arrays(step, rows=4, cameras=0)
+        arrays.instructions = ["reach"] * 4
+        (answer,) = desk.predict(Request(digest, arrays))
+        assert answer.backbone_forwards == (1 if step == 0 else 0)
+    assert desk.backbone.samples_forwarded == 1
+
+
+def test_pictures_are_forwarded_again_unless_a_store_is_given(tmp_path: Path) -> None:
+    for store, forwards in ((None, 4), (MemoryStore(), 2)):
+        desk = Desk(tmp_path / str(forwards), features=store)
+        digest, _ = desk.version(1)
+        for _ in range(2):
+            desk.predict(Request(digest, Arrays(1, rows=2)))
+        assert desk.backbone.samples_forwarded == forwards
+
+
+WRONG: dict[str, tuple[Callable[[Arrays], object], ErrorCode, str]] = {
+    "state of another length": (
+        lambda a: setattr(a, "state", np.zeros((2, 39), np.float32)),
+        ErrorCode.BAD_DATA,
+        "'state' is float32 [2, 39], but float32 [any, 4] is expected",
+    ),
+    "NaN in the state": (
+        lambda a: a.state.__setitem__((1, 2), np.nan),
+        ErrorCode.BAD_DATA,
+        "'state' of sample 1, dimension 2 (z) is nan",
+    ),
+    "another picture size": (
+        lambda a: setattr(a, "images", [np.zeros((2, 4, SIDE, 3), np.uint8)]),
+        ErrorCode.BAD_DATA,
+        "'images of view0' is uint8 [2, 4, 8, 3], but uint8 [2, 8, 8, 3] is expected",
+    ),
+    "no pictures": (lambda a: a.images.clear(), ErrorCode.BAD_DATA, "pictures of 0 cameras came"),
+    "one instruction": (lambda a: a.instructions.pop(), ErrorCode.BAD_DATA, "1 instructions came for 2 samples"),
+    "no rows": (lambda a: setattr(a, "state", a.state[:0]), ErrorCode.BAD_DATA, "'state' has no rows"),
+    "too many rows": (
+        lambda a: setattr(a, "state", np.zeros((65, 4), np.float32)),
+        ErrorCode.TOO_LARGE,
+        "at most 64 rows, this one has 65",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_bad_request_fails_alone_with_one_sentence(desk: Desk, what: str) -> None:
+    spoil, code, sentence = WRONG[what]
+    digest, policy = desk.version(1)
+    bad, good = Request(digest, Arrays(1, rows=2)), Request(digest, Arrays(2, rows=2))
+    spoil(bad.arrays)
+    wrong, right = desk.predict(bad, good)
+    assert wrong.error is not None
+    assert wrong.error.code == code
+    assert sentence in wrong.error.message
+    assert wrong.actions is None
+    assert np.array_equal(desk.actions(right), desk.alone(policy, good))
+
+
+def test_a_request_of_another_contract_is_refused(desk: Desk) -> None:
+    digest, _ = desk.version(1)
+    mine, others = contract(1).digest(), contract(2).digest()
+    right, wrong = desk.predict(
+        Request(digest, Arrays(1, rows=1), contract=mine), Request(digest, Arrays(2, rows=1), contract=others)
+    )
+    assert right.error is None
+    assert wrong.error is not None
+    assert wrong.error.code == ErrorCode.CONTRACT_MISMATCH
+    assert mine in wrong.error.message
+
+
+def test_garbage_and_foreign_buffers_are_refused(desk: Desk) -> None:
+    digest, _ = desk.version(1)
+    act, buffers = Request(digest, Arrays(1, rows=1)).pack()
+    item = PredictItem(
+        request="r", tenant="ann", policy="arm", version=1, digest=digest, act=act, first_buffer=0, buffers=2
+    )
+    items = (item, msgspec.structs.replace(item, act=b"\xc1"), msgspec.structs.replace(item, buffers=1))
+    done, _ = desk.engine.predict(PredictGroup(task="t", attempt=1, items=items), buffers)
+    good, garbage, foreign = done.items
+    assert good.error is None
+    for answer in (garbage, foreign):
+        assert answer.error is not None
+        assert answer.error.code == ErrorCode.INVALID
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_row_that_wrecks_the_forward_fails_alone(desk: Desk, place: int) -> None:
+    digest, policy = desk.version(1)
+    requests = [Request(digest, Arrays(seed, rows=2)) for seed in range(5)]
+    requests[place].arrays.instructions[1] = WRECK
+    for number, answer in enumerate(desk.predict(*requests)):
+        if number == place:
+            assert answer.error is not None
+            assert answer.error.code == ErrorCode.INTERNAL
+            assert "wrecked" not in answer.error.message
+        else:
+            assert np.array_equal(desk.actions(answer), desk.alone(policy, requests[number]))
+
+
+def test_a_fault_in_one_private_part_fails_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = desk.version(1)
+    second, policy = desk.version(2)
+    good = Request(second, Arrays(2, rows=1), version=2)
+    desk.predict(Request(first, Arrays(1, rows=1)), good)
+
+    def burst(*_: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(desk.engine._shelf.get("ann", "arm", 1, first).policy, "act", burst)
+    wrong, right = desk.predict(Request(first, Arrays(1, rows=1)), good)
+    assert wrong.error is not None
+    assert wrong.error.code == ErrorCode.INTERNAL
+    assert np.array_equal(desk.actions(right), desk.alone(policy, good))
+
+
+def test_actions_that_are_not_finite_never_reach_a_robot(desk: Desk) -> None:
+    digest, _ = desk.version(1)
+    served = desk.engine._shelf.get("ann", "arm", 1, digest).policy
+    with torch.no_grad():
+        served.module.out.bias.fill_(torch.nan)
+    (answer,) = desk.predict(Request(digest, Arrays(1, rows=1)))
+    assert answer.error is not None
+    assert answer.error.code == ErrorCode.NON_FINITE
+
+
+# Versions
+
+
+def offer(version: int, digest: str) -> WeightsOffer:
+    return WeightsOffer(tenant="ann", policy="arm", version=version, digest=digest, nbytes=0)
+
+
+def test_versions_act_side_by_side_and_every_answer_names_its_own(desk: Desk) -> None:
+    digests = [desk.version(number)[0] for number in (1, 2)]
+    for number, digest in enumerate(digests, start=1):
+        applied = desk.engine.load(offer(number, digest))
+        assert applied == WeightsApplied(tenant="ann", policy="arm", version=number)
+    arrays = Arrays(1, rows=1)
+    answers = desk.predict(*(Request(digests[number - 1], arrays, version=number) for number in (2, 1, 2)))
+    assert [answer.version for answer in answers] == [2, 1, 2]
+    first, second, third = (desk.actions(answer) for answer in answers)
+    assert np.array_equal(first, third)
+    assert not np.array_equal(first, second)
+    assert len(desk.opened) == 2  # the offers fetched them; acting did not
+
+
+def test_a_version_that_was_not_offered_is_fetched_when_asked_for(desk: Desk) -> None:
+    digest, _ = desk.version(3)
+    (answer,) = desk.predict(Request(digest, Arrays(1, rows=1), version=3))
+    assert (answer.version, answer.error) == (3, None)
+
+
+def test_a_version_in_use_is_kept_by_its_user_while_another_takes_its_place(desk: Desk) -> None:
+    old, policy = desk.version(1)
+    held = desk.engine._shelf.get("ann", "arm", 1, old)
+    new, _ = desk.version(1, spec(seed=77))
+    assert isinstance(desk.engine.load(offer(1, new)), WeightsApplied)
+    features, state = desk.backbone.forward(Arrays(1).observations()), Arrays(1).state
+    assert np.array_equal(held.policy.act(features, state), policy.act(features, state))
+
+
+def refused(answer: WeightsApplied | WeightsRefused) -> str:
+    assert isinstance(answer, WeightsRefused)
+    return f"{answer.error.code} {answer.error.message}"
+
+
+def test_an_unusable_version_is_refused_and_the_old_one_keeps_serving(desk: Desk) -> None:
+    digest, policy = desk.version(1)
+    desk.engine.load(offer(1, digest))
+    foreign, _ = desk.version(2, backbone="cd" * 16)
+    torn, _ = desk.version(3)
+    path = desk.blobs.path(torn)
+    path.write_bytes(path.read_bytes()[:-4])
+    numbered, _ = desk.version(4)
+    assert "BAD_DATA version 2 is unusable: it was trained on backbone cdcd" in refused(
+        desk.engine.load(offer(2, foreign))
+    )
+    assert "has digest" in refused(desk.engine.load(offer(3, torn)))
+    assert "says that it is version 4" in refused(desk.engine.load(offer(5, numbered)))
+    assert "UNAVAILABLE version 6 cannot be fetched now" in refused(desk.engine.load(offer(6, "0" * 64)))
+    request = Request(digest, Arrays(1, rows=1))
+    old, bad = desk.predict(request, Request(torn, Arrays(1, rows=1), version=3))
+    assert np.array_equal(desk.actions(old), desk.alone(policy, request))
+    assert bad.error is not None
+    assert bad.error.code == ErrorCode.BAD_DATA
+
+
+def test_a_non_finite_version_is_refused(desk: Desk) -> None:
+    digest, _ = desk.version(1)
+    content = bytearray(desk.blobs.path(digest).read_bytes())
+    content[-4:] = np.float32(np.nan).tobytes()
+    spoiled = desk.blobs.put_bytes(bytes(content))
+    assert "NaN or infinity" in refused(desk.engine.load(offer(1, spoiled)))
+
+
+def test_the_versions_used_longest_ago_make_room(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, max_versions=2)
+    digests = {number: desk.version(number)[0] for number in (1, 2, 3)}
+    for number in (1, 2, 1, 3):
+        desk.engine.load(offer(number, digests[number]))
+    desk.opened.clear()
+    for number in (1, 3):
+        desk.engine.load(offer(number, digests[number]))
+    assert desk.opened == []
+    desk.engine.load(offer(2, digests[2]))
+    assert desk.opened == [digests[2]]
+
+
+def test_versions_keep_within_their_bytes_but_one_is_always_held(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, budget_bytes=1)
+    for number in (1, 2):
+        desk.engine.load(offer(number, desk.version(number)[0]))
+    assert len(desk.engine._shelf) == 1
