@@ -171,7 +171,7 @@ class BlobAccess:
             try:
                 state = _offset(self._answer(asked.popleft()))
             except JoyNexusError as error:
-                if error.code is not ErrorCode.NOT_FOUND:  # that is: not begun, the master was restarted
+                if error.code is not ErrorCode.INVALID:  # that is: not begun, the master was restarted
                     raise
                 return False
             if state.complete:

@@ -222,8 +222,8 @@ class BulkService:
             return
         begun = self._begun.get((request.tenant, message.digest))
         if begun is None:
-            sentence = f"the upload of blob {message.digest} was not begun: begin it to learn how far it came"
-            self._fail(request, failure(ErrorCode.NOT_FOUND, sentence))
+            sentence = f"the upload of blob {message.digest} was not begun here: begin it to learn how far it came"
+            self._fail(request, failure(ErrorCode.INVALID, sentence))
             return
         offset, nbytes = begun
         if message.offset <= offset:  # else a chunk before it was lost: the answer says where to go on
@@ -238,7 +238,11 @@ class BulkService:
         """All bytes are there: verify them; a tenant's blob becomes its own when the core has written that down."""
         digest, area = request.message.digest, self._area(request.tenant)
         self._begun.pop((request.tenant, digest), None)
-        area.finish(digest)
+        try:
+            area.finish(digest)
+        except ValueError as error:  # the bytes have another hash; they are gone
+            self._fail(request, failure(ErrorCode.BAD_DATA, str(error)))
+            return
         if not request.tenant:
             self._complete(request)
             return
