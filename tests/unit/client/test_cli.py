@@ -1,0 +1,213 @@
+"""The command line: what users get wrong is answered by one sentence, exit code 1 or 2, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from joynexus.cli import _launch, app
+from joynexus.keyring import Addresses, Keyring
+from joynexus.keys import ClusterFile, KeyEntry
+from joynexus.local import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[3]
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def joynexus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line in `tmp_path` as a user without a configuration; gives exit code, output and errors."""
+    for name in list(os.environ):
+        if name.startswith("JOYNEXUS_"):
+            monkeypatch.delenv(name)
+    for name, value in {"HOME": str(tmp_path), "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["joynexus", *arguments])
+        with pytest.raises(SystemExit) as end:
+            app()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def keyring(folder: Path) -> Keyring:
+    keys = Keyring(folder / ".joynexus" / "keys")
+    keys.prepare(Addresses())
+    return keys
+
+
+def test_help_loads_neither_sockets_nor_numpy() -> None:
+    program = (
+        "import sys\nfrom joynexus.cli._main import commands\n"
+        "heavy = {'zmq', 'numpy', 'msgspec', 'torch', 'rich.progress'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["status"], 1, "error: no cluster is configured: run `joynexus up` here, or point JOYNEXUS_CONFIG at"),
+        (["status", "--config", "absent.toml"], 1, "error: there is no cluster file absent.toml"),
+        (["statsu"], 2, "No such command 'statsu'"),
+        (["sft", "--stepz", "3"], 2, "No such option: --stepz"),
+        (["sft", "--policy", "p"], 1, "error: joynexus sft needs a spec file, or --dataset"),
+        (["evaluate", "--policy", "p"], 1, "error: joynexus evaluate needs a spec file, or --env (or --dataset)"),
+        (["sft", "absent.yaml"], 1, "No such file or directory: 'absent.yaml'"),
+        (["admin", "keys", "list"], 1, "is no folder of keys: start the cluster once"),
+    ],
+)
+def test_user_errors_are_one_sentence(joynexus: Command, arguments: list[str], code: int, sentence: str) -> None:
+    returned, _, err = joynexus(*arguments)
+    assert returned == code
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("kind: sft\npolicy: p\ndataset: d\nstepz: 3\n", "stepz"),
+        ("kind: sft\npolicy: p\ndataset: d\ncreate: {haed: oft}\n", "haed"),
+        ("kind: sft\npolicy: p\ndataset: d\nsteps: many\n", "steps"),
+        ("policy: p\n", "kind"),
+        ("kind: [", "not valid"),
+    ],
+)
+def test_wrong_field_of_a_spec_file_is_named(joynexus: Command, tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    code, _, err = joynexus("sft", "job.yaml")
+    assert code == 1
+    assert err.count("error:") == 1
+    assert named in err
+
+
+def test_spec_of_another_kind_is_refused(joynexus: Command, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("kind: evaluate\npolicy: p\nenv: metaworld/reach-v3\n")
+    code, _, err = joynexus("sft", "job.yaml")
+    assert code == 1
+    assert "another kind of job" in err
+
+
+def test_master_that_does_not_run_is_said_within_the_deadline(joynexus: Command, tmp_path: Path) -> None:
+    keys = keyring(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    file = ClusterFile.load(keys.issue("me", tenant="me"))
+    dead = msgspec.structs.replace(file, control=f"tcp://127.0.0.1:{port}")
+    dead.save(tmp_path / ".joynexus" / "client.toml")
+    code, _, err = joynexus("status")
+    assert code == 1
+    assert f"no answer from tcp://127.0.0.1:{port} within 5 s: is the cluster running?" in err
+
+
+def test_keys_are_added_listed_and_revoked(joynexus: Command, tmp_path: Path) -> None:
+    keyring(tmp_path)
+    code, out, _ = joynexus("admin", "keys", "add", "robot-3", "--tenant", "lab", "--scope", "act")
+    assert code == 0
+    assert "JOYNEXUS_CONFIG=" in out
+    assert ClusterFile.load(tmp_path / ".joynexus/keys/robot-3/client.toml").keys().public
+    joynexus("admin", "keys", "add", "env-b", "--role", "env")
+    _, out, _ = joynexus("admin", "keys", "list", "--json")
+    entries = {entry.name: entry for entry in msgspec.json.decode(out, type=list[KeyEntry])}
+    assert (entries["robot-3"].tenant, entries["robot-3"].scope) == ("lab", "act")
+    assert entries["env-b"].roles == ("env",)
+    assert joynexus("admin", "keys", "revoke", "robot-3")[0] == 0
+    code, _, err = joynexus("admin", "keys", "revoke", "robot-3")
+    assert code == 1
+    assert "there is no key named 'robot-3'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--scope", "everything"], "'everything' is no scope"),
+        (["--role", "king"], "must claim one or more of the roles"),
+        (["--role", "env", "--tenant", "lab"], "a worker's key has roles only"),
+    ],
+)
+def test_contradictory_keys_are_refused(joynexus: Command, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    keyring(tmp_path)
+    code, _, err = joynexus("admin", "keys", "add", "k", *arguments)
+    assert code == 1
+    assert sentence in err
+
+
+def test_down_without_a_cluster_says_that_nothing_runs(joynexus: Command) -> None:
+    code, out, _ = joynexus("down")
+    assert (code, out.strip()) == (0, "nothing runs in .joynexus")
+
+
+def test_up_refuses_a_folder_in_which_a_cluster_runs(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.run.mkdir()
+    cluster.write_pid("health", os.getpid())
+    with pytest.raises(ValueError, match=r"a cluster is up in .* already \(health is process \d+\)"):
+        _launch.up(tmp_path, _launch.Options())
+    cluster.forget("health")
+
+
+def test_taken_ports_are_avoided_and_free_ones_kept(tmp_path: Path) -> None:
+    first = _launch.free_addresses(tmp_path)
+    Keyring(tmp_path).prepare(first)
+    assert _launch.free_addresses(tmp_path) == first
+    port = int(first.back_bulk.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        other = _launch.free_addresses(tmp_path)
+    assert len(set(msgspec.structs.astuple(other))) == 4
+    assert other != first
+
+
+def test_keys_of_a_new_cluster_let_its_owner_see_everything(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    _launch.make_keys(cluster, Addresses())
+    _launch.make_keys(cluster, Addresses())  # again: nothing is replaced
+    owner = ClusterFile.load(cluster.client_file)
+    entry = Keyring(cluster.keys).registry.lookup(owner.keys().public)
+    assert entry is not None
+    assert (entry.tenant, entry.scope, entry.operator) == ("default", "all", True)
+    assert cluster.client_file.stat().st_mode & 0o077 == 0
+
+
+def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.settings import (
+        EnvSettings,
+        InferenceSettings,
+        MasterSettings,
+        RoleSettings,
+        TrainerSettings,
+        load_settings,
+    )
+
+    cluster = LocalCluster(tmp_path)
+    options = _launch.Options(env_workers=2, image_side=64, simulator_processes=3)
+    plan = _launch.make_plan(cluster, Addresses(), options, ROOT)
+    assert [role.name for role in plan.roles] == ["master", "trainer", "inference", "env", "env-2"]
+    kinds: dict[str, type[RoleSettings]] = {
+        "master": MasterSettings, "trainer": TrainerSettings, "inference": InferenceSettings, "env": EnvSettings,
+    }  # fmt: skip
+    for role in plan.roles:
+        with monkeypatch.context() as patch:
+            for name in list(os.environ):
+                if name.startswith("JOYNEXUS_"):
+                    patch.delenv(name)
+            for name, value in role.env.items():
+                patch.setenv(name, value)
+            settings = load_settings(kinds[role.role])
+        assert settings.blobs_dir == tmp_path / "blobs"
+        if isinstance(settings, TrainerSettings | InferenceSettings):
+            assert settings.image_side == 64
+            assert role.env["MKL_CBWR"].endswith(",STRICT")
+        if isinstance(settings, EnvSettings):
+            assert settings.simulator_processes == 3
