@@ -21,10 +21,11 @@ _SPECIAL = (
 )  # fmt: skip
 # The chat format of Qwen-VL, without its branches for videos and tools.
 _CHAT = (
-    "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n"
-    "{%- for c in m['content'] -%}{%- if c['type'] == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>"
-    "{%- else -%}{{ c['text'] }}{%- endif -%}{%- endfor -%}<|im_end|>\n"
-    "{% endfor %}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif %}"
+    "{%- for m in messages -%}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{%- for c in m['content'] -%}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' if c['type'] == 'image' else c['text'] }}"
+    "{%- endfor -%}{{ '<|im_end|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
 )
 
 
