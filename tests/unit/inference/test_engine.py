@@ -1,4 +1,4 @@
-"""Promises of the inference engine: one forward a group, the actions of acting alone, faults that stay where they are."""
+"""Promises of the inference engine: one forward a group, actions of acting alone, faults that stay with a request."""
 
 from __future__ import annotations
 
