@@ -38,9 +38,9 @@ def up(
 
     from rich.console import Console
 
-    from joynexus.cli import _launch
+    from joynexus import launch
 
-    options = _launch.Options(
+    options = launch.Options(
         backbone=backbone,
         image_side=image_side,
         device=device,
@@ -56,17 +56,17 @@ def up(
     console, start = Console(stderr=True), time.monotonic()
     if console.is_terminal:
         with console.status("starting") as spinner:
-            cluster = _launch.up(state_dir, options, spinner.update)
+            cluster = launch.up(state_dir, options, spinner.update)
     else:
-        cluster = _launch.up(state_dir, options, lambda line: typer.echo(line, err=True))
+        cluster = launch.up(state_dir, options, lambda line: typer.echo(line, err=True))
     typer.echo(f"up after {time.monotonic() - start:.1f} s. Connect with {cluster.client_file}, logs in {cluster.run}")
 
 
 def down(state_dir: Folder = FOLDER) -> None:
     """End the cluster; what was acknowledged is kept."""
-    from joynexus.cli import _launch
+    from joynexus import launch
 
-    ended = _launch.down(state_dir)
+    ended = launch.down(state_dir)
     typer.echo(f"down: {', '.join(ended)}" if ended else f"nothing runs in {state_dir}")
 
 

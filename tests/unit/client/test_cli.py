@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from joynexus.cli import _launch, app
+from joynexus import launch
+from joynexus.cli import app
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile, KeyEntry
 from joynexus.local import LocalCluster
@@ -154,25 +155,25 @@ def test_up_refuses_a_folder_in_which_a_cluster_runs(tmp_path: Path) -> None:
     cluster.run.mkdir()
     cluster.write_pid("health", os.getpid())
     with pytest.raises(ValueError, match=r"a cluster is up in .* already \(health is process \d+\)"):
-        _launch.up(tmp_path, _launch.Options())
+        launch.up(tmp_path, launch.Options())
     cluster.forget("health")
 
 
 def test_taken_ports_are_avoided_and_free_ones_kept(tmp_path: Path) -> None:
-    first = _launch.free_addresses(tmp_path)
+    first = launch.free_addresses(tmp_path)
     Keyring(tmp_path).prepare(first)
-    assert _launch.free_addresses(tmp_path) == first
+    assert launch.free_addresses(tmp_path) == first
     port = int(first.back_bulk.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
-        other = _launch.free_addresses(tmp_path)
+        other = launch.free_addresses(tmp_path)
     assert len(set(msgspec.structs.astuple(other))) == 4
     assert other != first
 
 
 def test_keys_of_a_new_cluster_let_its_owner_see_everything(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
-    _launch.make_keys(cluster, Addresses())
-    _launch.make_keys(cluster, Addresses())  # again: nothing is replaced
+    launch.make_keys(cluster, Addresses())
+    launch.make_keys(cluster, Addresses())  # again: nothing is replaced
     owner = ClusterFile.load(cluster.client_file)
     entry = Keyring(cluster.keys).registry.lookup(owner.keys().public)
     assert entry is not None
@@ -191,8 +192,8 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
     )
 
     cluster = LocalCluster(tmp_path)
-    options = _launch.Options(env_workers=2, image_side=64, simulator_processes=3)
-    plan = _launch.make_plan(cluster, Addresses(), options, ROOT)
+    options = launch.Options(env_workers=2, image_side=64, simulator_processes=3)
+    plan = launch.make_plan(cluster, Addresses(), options, ROOT)
     assert [role.name for role in plan.roles] == ["master", "trainer", "inference", "env", "env-2"]
     kinds: dict[str, type[RoleSettings]] = {
         "master": MasterSettings, "trainer": TrainerSettings, "inference": InferenceSettings, "env": EnvSettings,

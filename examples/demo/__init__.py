@@ -1,0 +1,3 @@
+"""The demo: from demonstrations to two measured policies, on a cluster of its own. `make demo`, or `python -m
+examples.demo`.
+"""
