@@ -225,7 +225,8 @@ class WorkerSession:
 
     def next_at(self, now: float) -> float:
         """Return when to look again if nothing happens before."""
-        times = [now + 1.0, *(min(ask.deadline, ask.send_at) for ask in self._asks.values())]
+        times = [now + 1.0, *(ask.deadline for ask in self._asks.values())]
+        times += [ask.send_at for ask in self._asks.values() if ask.bulk or self.registered]
         if self.registered:
             times.append(self._beat_at)
         elif self._register is not None:

@@ -105,50 +105,53 @@ class WorkerIO:
     def _run(self) -> None:
         context: Context = zmq.Context()
         keys = self._cluster.keys()
-        lines = {
-            bulk: Line(context, address, self._cluster.server_public, keys, bulk=bulk)
+        lines = [
+            _Tended(Line(context, address, self._cluster.server_public, keys, bulk=bulk), bulk)
             for bulk, address in ((False, self._cluster.control), (True, self._cluster.bulk))
-        }
-        state = {bulk: _LineState() for bulk in lines}
+        ]
         try:
             while not self._stopping:
                 now = time.monotonic()
-                for bulk, line in lines.items():
-                    self._tend(line, state[bulk], bulk, now)
                 self._do_jobs(now)
-                for bulk, line in lines.items():
-                    state[bulk].blocked = not self._send(line, bulk)
-                self._wait(lines, state)
+                for tended in lines:
+                    tended.blocked = not self._send(tended)
+                ready = self._wait(lines)
                 self._drain_wakeups()
-                for line in lines.values():
-                    self._receive(line)
+                for tended in lines:
+                    if tended.line.monitor in ready or tended.line.link is not Link.UP:
+                        self._tend(tended)
+                    if tended.line.socket in ready:
+                        self._receive(tended.line)
         finally:
-            for line in lines.values():
-                line.close()
+            for tended in lines:
+                tended.line.close()
             context.term()
             self._awake.close()
 
-    def _wait(self, lines: dict[bool, Line], state: dict[bool, _LineState]) -> None:
+    def _wait(self, lines: list[_Tended]) -> dict[object, int]:
         poller = zmq.Poller()
         poller.register(self._awake, zmq.POLLIN)
-        for bulk, line in lines.items():
-            blocked = state[bulk].blocked and line.link is Link.UP
-            poller.register(line.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
-            poller.register(line.monitor, zmq.POLLIN)
+        for tended in lines:
+            events = zmq.POLLIN | (zmq.POLLOUT if tended.blocked and tended.line.link is Link.UP else 0)
+            poller.register(tended.line.socket, events)
+            poller.register(tended.line.monitor, zmq.POLLIN)
         now = time.monotonic()
-        if not self._jobs:
-            wait_s = min(self._session.next_at(now) - now, 0.25)  # a refused line wants tending, too
-            poller.poll(max(0, math.ceil(1000 * wait_s)))
+        wait_s = 0.0 if self._jobs else self._session.next_at(now) - now
+        if any(tended.blocked for tended in lines):
+            # What is due cannot be sent, so its time says nothing; a line that was refused wants to be made anew.
+            wait_s = min(max(wait_s, 0.05), 0.25)
+        return dict(poller.poll(max(0, math.ceil(1000 * wait_s))))
 
-    def _tend(self, line: Line, state: _LineState, bulk: bool, now: float) -> None:
+    def _tend(self, tended: _Tended) -> None:
+        line, now = tended.line, time.monotonic()
         line.tend(now)
-        if line.link is not state.link:
-            state.link = line.link
+        if line.link is not tended.link:
+            tended.link = line.link
             level = logging.INFO if line.link is Link.UP else logging.WARNING
             log.log(level, line.link.sentence(line.address))
-        if line.ups != state.ups:
-            state.ups = line.ups
-            self._session.came_up(bulk=bulk, now=now)
+        if line.ups != tended.ups:
+            tended.ups = line.ups
+            self._session.came_up(bulk=tended.bulk, now=now)
 
     def _do_jobs(self, now: float) -> None:
         while self._jobs:
@@ -159,13 +162,13 @@ class WorkerIO:
         if events:
             self._happened(events)
 
-    def _send(self, line: Line, bulk: bool) -> bool:
+    def _send(self, tended: _Tended) -> bool:
         """Send what there is to send; return False if the socket takes no more now."""
-        if line.link is not Link.UP:
+        if tended.line.link is not Link.UP:
             return False
-        while (send := self._session.next_send(time.monotonic(), bulk=bulk)) is not None:
+        while (send := self._session.next_send(time.monotonic(), bulk=tended.bulk)) is not None:
             try:
-                line.socket.send_multipart(send.frames, zmq.NOBLOCK, copy=False)
+                tended.line.socket.send_multipart(send.frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return False
             self._session.sent(send, time.monotonic())
@@ -193,10 +196,12 @@ class WorkerIO:
                 pass
 
 
-class _LineState:
-    """What this thread last knew of a line."""
+class _Tended:
+    """A line, and what this thread last knew of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line, bulk: bool) -> None:
+        self.line = line
+        self.bulk = bulk
         self.link = Link.CONNECTING
         self.ups = 0
         self.blocked = False

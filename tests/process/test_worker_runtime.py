@@ -17,7 +17,7 @@ from common.runtime import WorkerRuntime
 from common.settings import EnvSettings
 from joynexus.wire import ErrorCode, JoyNexusError
 from joynexus.wire.back import IndicesDrawn, Register, SampleIndices
-from joynexus.wire.front import ClusterStatus, Status
+from joynexus.wire.front import BlobRead, ClusterStatus, Status
 from tests.process.fake_master import FakeMaster
 
 STATUS = ClusterStatus(server="s", uptime_s=0, roles=(), lanes=(), policies=0, jobs_running=0, versions_in_service=0)
@@ -104,6 +104,19 @@ def test_request_without_an_answer_ends_at_its_deadline(master: FakeMaster, runt
     with pytest.raises(JoyNexusError, match="did not answer") as caught:
         runtime.request(Status(), timeout_s=0.3)
     assert caught.value.code is ErrorCode.DEADLINE
+
+
+def test_absent_master_is_waited_for_quietly(tmp_path: Path) -> None:
+    with FakeMaster(tmp_path) as master:
+        settings = master.settings(EnvSettings, "env")
+    with WorkerRuntime(settings, signals=False, exit=pytest.fail) as runtime:
+        runtime.register(Register(role="env", incarnation=runtime.incarnation, pid=1, credit={}))
+        before = time.process_time()
+        with pytest.raises(JoyNexusError, match="is it running"):
+            runtime.request(Status(), timeout_s=1.0)
+        with pytest.raises(JoyNexusError, match="is it running"):
+            runtime.ask(BlobRead(digest="0" * 64, offset=0, length=1), timeout_s=1.0).result()
+        assert time.process_time() - before < 0.8
 
 
 def test_message_over_the_limits_is_refused_at_once(runtime: WorkerRuntime) -> None:
