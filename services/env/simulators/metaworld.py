@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -167,12 +168,13 @@ class _Painter:
         if key not in self._contexts:
             model.vis.global_.offheight, model.vis.global_.offwidth = tall, wide
             model.vis.quality.offsamples = 0
+            backend = choose_renderer()
             try:
-                gl = mujoco.GLContext(wide, tall)
+                # Not mujoco.GLContext: that is fixed when MuJoCo is first imported, perhaps before the choice was made.
+                gl = import_module(f"mujoco.{backend}").GLContext(wide, tall)
                 gl.make_current()
                 context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
             except Exception as error:  # the OpenGL bindings raise types of their own, different for each backend
-                backend = os.environ.get("MUJOCO_GL", "")
                 raise SimulatorError(
                     f"pictures cannot be drawn with {backend} ({error}): install {_PACKAGES}"
                 ) from error

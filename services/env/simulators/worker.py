@@ -7,9 +7,12 @@ terminal, or an exception that ends the other rows of the process.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from services.env.simulators.interface import Simulator, SimulatorError, SimulatorOptions
 from services.env.simulators.protocol import (
@@ -40,7 +43,7 @@ def main(pipe: Connection, make: MakeSimulator = make_simulator) -> None:
         pipe: to the pool; its first request is `Make`.
         make: makes a simulator by task name (tests give their own).
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the pipe
     simulators: dict[int, Simulator] = {}
     try:
@@ -62,6 +65,23 @@ def main(pipe: Connection, make: MakeSimulator = make_simulator) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         for simulator in simulators.values():
             simulator.close()
+
+
+def _die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, even in the middle of a step that never ends.
+
+    The fork server, which is this process's parent to the kernel, lives as long as any worker: so the signal comes from
+    the pipe that the real parent holds open (F_SETSIG on its hang-up), and from the fork server's death besides.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is None:  # run by hand
+        return
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([parent.sentinel], 0):  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _reset(simulator: Simulator, seed: int, render: bool) -> Outcome:

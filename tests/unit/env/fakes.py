@@ -1,0 +1,78 @@
+"""Simulators without physics whose seeds decide how they fail; importable by worker processes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from joynexus.contract import Contract
+from services.env.simulators import metaworld_tasks
+from services.env.simulators.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
+
+HANGS, DIES, RAISES, HANGS_AT_RESET = 1001, 1002, 1003, 1004
+TASK = "metaworld/reach-v3"  # any known name: the pool checks it
+
+
+class CountingSimulator:
+    """State = (seed, sum of the first action number); succeeds once that sum reaches 10."""
+
+    def __init__(self, options: SimulatorOptions) -> None:
+        self.contract: Contract = metaworld_tasks.contract(options)
+        self.instruction = "count"
+        self._seed, self._sum, self._steps = 0, 0.0, 0
+
+    def reset(self, seed: int, *, render: bool = True) -> SimObservation:
+        if seed == HANGS_AT_RESET:
+            time.sleep(600)
+        self._seed, self._sum, self._steps = seed, 0.0, 0
+        return self._observe(render)
+
+    def step_chunk(self, actions: npt.NDArray[np.float32], *, render: bool = True, record: bool = False) -> StepResult:
+        if self._seed == HANGS:
+            time.sleep(600)
+        if self._seed == DIES:
+            os._exit(1)
+        if self._seed == RAISES:
+            raise ZeroDivisionError("unstable physics")
+        reward, steps = 0.0, 0
+        frames = []
+        for action in actions:
+            self._sum += float(action[0])
+            reward += self._sum
+            steps += 1
+            self._steps += 1
+            if record:
+                frames.append(np.full((2, 2, 3), self._steps, np.uint8))
+            if self._done():
+                break
+        return StepResult(self._observe(render), reward, self._sum >= 10, self._done(), steps, tuple(frames))
+
+    def close(self) -> None:
+        pass
+
+    def _done(self) -> bool:
+        return self._sum >= 10 or self._steps >= self.contract.episode_limit
+
+    def _observe(self, render: bool) -> SimObservation:
+        images = (np.full((2, 2, 3), self._seed % 256, np.uint8),) if render else ()
+        return SimObservation(np.array([self._seed, self._sum], np.float32), images)
+
+
+def make_counting(task: str, options: SimulatorOptions) -> CountingSimulator:
+    return CountingSimulator(options)
+
+
+def make_impossible(task: str, options: SimulatorOptions) -> CountingSimulator:
+    raise SimulatorError("no OpenGL library is installed")
+
+
+def make_endless(task: str, options: SimulatorOptions) -> CountingSimulator:
+    time.sleep(600)
+    raise AssertionError("unreachable")
+
+
+def make_deadly(task: str, options: SimulatorOptions) -> CountingSimulator:
+    os._exit(1)

@@ -1,0 +1,176 @@
+"""Promises of the pool: deadlines hold, a lost process costs its own rows alone, nothing outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.env.simulators.interface import SimObservation, SimulatorError, StepResult
+from services.env.simulators.pool import Deadlines, Lost, SimulatorPool
+from tests.unit.env import fakes
+
+ONES = np.ones((4, 4), np.float32)
+QUICK = Deadlines(make_s=30, reset_s=1.0, step_s=1.0)
+
+
+@contextmanager
+def counting(rows: int, processes: int, recycle_after: int = 0) -> Iterator[SimulatorPool]:
+    with SimulatorPool(
+        fakes.TASK,
+        rows,
+        processes=processes,
+        deadlines=QUICK,
+        recycle_after=recycle_after,
+        make=fakes.make_counting,
+    ) as pool:
+        yield pool
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until_gone(pids: tuple[int, ...], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not all(is_gone(pid) for pid in pids):
+        assert time.monotonic() < until, f"{pids} still run"
+        time.sleep(0.02)
+
+
+def test_rows_run_their_own_episodes_and_processes_end_with_the_pool() -> None:
+    with counting(rows=3, processes=2) as pool:
+        pids = pool.pids
+        assert len(set(pids)) == 2
+        observations = pool.reset({0: 10, 1: 11, 2: 12})
+        assert [o.state[0] for o in observations.values() if isinstance(o, SimObservation)] == [10, 11, 12]
+        results = pool.step({2: ONES, 0: ONES[:1]}, record=[2])
+        assert list(results) == [2, 0]
+        assert isinstance(results[2], StepResult)
+        assert results[2].observation.state.tolist() == [12, 4]
+        assert results[2].steps == len(results[2].frames) == 4
+        assert isinstance(results[0], StepResult)
+        assert results[0].observation.state.tolist() == [10, 1]
+        assert results[0].frames == ()
+        assert pool.reset({0: 10}, render=False)[0].images == ()  # type: ignore[union-attr]  # not lost here
+    assert all(is_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (fakes.HANGS, "took longer than 1 s to step"),
+        (fakes.DIES, "died in a step"),
+        (fakes.RAISES, "failed to step: ZeroDivisionError: unstable physics"),
+    ],
+)
+def test_a_lost_row_costs_rows_of_other_processes_nothing(seed: int, reason: str) -> None:
+    with counting(rows=2, processes=2) as pool:
+        pool.reset({0: seed, 1: 11})
+        before, started = pool.pids, time.monotonic()
+        results = pool.step({0: ONES, 1: ONES})
+        assert time.monotonic() - started < 10
+        assert results[0] == Lost(reason)
+        assert isinstance(results[1], StepResult)
+        assert pool.pids[1] == before[1]
+        if seed != fakes.RAISES:
+            wait_until_gone(before[:1])
+            assert pool.pids[0] != before[0]
+        again = pool.step({0: ONES, 1: ONES})
+        assert isinstance(again[0], Lost), "a lost row has no episode until it is reset"
+        assert isinstance(again[1], StepResult)
+        assert again[1].observation.state.tolist() == [11, 8]
+        assert isinstance(pool.reset({0: 5})[0], SimObservation)
+
+
+def test_a_hang_at_reset_is_lost_too() -> None:
+    with counting(rows=2, processes=2) as pool:
+        observations = pool.reset({0: fakes.HANGS_AT_RESET, 1: 1})
+        assert observations[0] == Lost("took longer than 1 s to reset")
+        assert isinstance(observations[1], SimObservation)
+
+
+def test_a_killed_process_is_replaced() -> None:
+    with counting(rows=1, processes=1) as pool:
+        pool.reset({0: 1})
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert isinstance(pool.step({0: ONES})[0], Lost)
+        assert isinstance(pool.reset({0: 1})[0], SimObservation)
+        assert isinstance(pool.step({0: ONES})[0], StepResult)
+
+
+def test_processes_are_recycled_between_episodes_only() -> None:
+    with counting(rows=2, processes=1, recycle_after=3) as pool:
+        first = pool.pids
+        pool.reset({0: 1, 1: 2})
+        pool.step({0: ONES.repeat(3, 0)})  # row 0 is done, row 1 is in the middle
+        pool.reset({0: 3})
+        pool.step({0: ONES.repeat(3, 0)})
+        pool.reset({0: 4})  # due, but row 1 would lose its episode
+        assert pool.pids == first
+        assert isinstance(pool.step({1: ONES})[1], StepResult)
+        pool.reset({0: 5, 1: 6})
+        assert pool.pids != first
+        wait_until_gone(first)
+        assert isinstance(pool.step({0: ONES, 1: ONES})[1], StepResult)
+
+
+def test_a_simulator_that_cannot_be_made_says_why() -> None:
+    with (
+        SimulatorPool(fakes.TASK, 1, make=fakes.make_impossible) as pool,
+        pytest.raises(SimulatorError, match="reach-v3 cannot be made: no OpenGL library is installed"),
+    ):
+        pool.reset({0: 1})
+    with (
+        SimulatorPool(fakes.TASK, 1, make=fakes.make_endless, deadlines=Deadlines(make_s=1.0)) as pool,
+        pytest.raises(SimulatorError, match="took longer than 1 s"),
+    ):
+        pool.reset({0: 1})
+    with (
+        SimulatorPool(fakes.TASK, 1, make=fakes.make_deadly) as pool,
+        pytest.raises(SimulatorError, match="its process died"),
+    ):
+        pool.reset({0: 1})
+
+
+def test_rows_and_sizes_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="both must be 1 or more"):
+        SimulatorPool(fakes.TASK, 0)
+    with pytest.raises(ValueError, match="there is no simulator task"):
+        SimulatorPool("metaworld/nothing-v3", 1)
+    with counting(rows=2, processes=5) as pool:
+        assert len(pool.pids) == 2
+        with pytest.raises(ValueError, match="rows 0 to 1"):
+            pool.reset({2: 1})
+
+
+def test_workers_die_with_a_parent_that_is_killed() -> None:
+    """Even one that hangs in a step, which would never look at its pipe again."""
+    script = (
+        "from services.env.simulators.pool import SimulatorPool\n"
+        "from tests.unit.env import fakes\n"
+        "import numpy as np\n"
+        "pool = SimulatorPool(fakes.TASK, 2, processes=2, make=fakes.make_counting)\n"
+        "pool.reset({0: fakes.HANGS, 1: 1})\n"
+        "print(*pool.pids, flush=True)\n"
+        "pool.step({0: np.ones((1, 4), np.float32)})\n"
+    )
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = tuple(int(pid) for pid in parent.stdout.readline().split())
+        assert len(pids) == 2
+        parent.kill()
+    wait_until_gone(pids)

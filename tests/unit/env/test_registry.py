@@ -1,0 +1,69 @@
+"""Promises of the task registry: names, texts and contracts are known without any simulator."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from joynexus.contract import Camera
+from services.env.simulators.interface import SimulatorOptions
+from services.env.simulators.metaworld_tasks import INSTRUCTIONS
+from services.env.simulators.registry import contract_of, instruction_of, task_names
+
+
+def test_all_fifty_tasks_have_a_text_of_their_own() -> None:
+    assert len(task_names()) == 50
+    assert len(set(INSTRUCTIONS.values())) == 50
+    assert instruction_of("metaworld/reach-v3") == "move the gripper to the goal"
+
+
+def test_tasks_are_those_of_metaworld() -> None:
+    env_dict = pytest.importorskip("metaworld.env_dict")
+    assert {f"{task}-goal-observable" for task in INSTRUCTIONS} == set(env_dict.ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE)
+
+
+def test_a_contract_needs_no_simulator() -> None:
+    script = (
+        "import sys\n"
+        "from services.env.simulators.registry import contract_of\n"
+        "contract_of('metaworld/reach-v3')\n"
+        "print([name for name in ('metaworld', 'mujoco', 'gymnasium', 'torch') if name in sys.modules])\n"
+    )
+    root = Path(__file__).parents[3]
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_misspelt_task_gets_the_similar_ones() -> None:
+    with pytest.raises(ValueError, match=r"no simulator task 'metaworld/raech-v3': did you mean metaworld/reach-v3"):
+        contract_of("metaworld/raech-v3")
+    with pytest.raises(ValueError, match="tasks are named like metaworld/reach-v3"):
+        contract_of("?")
+
+
+def test_the_contract_states_what_changes_pixels_and_episodes() -> None:
+    contract = contract_of("metaworld/reach-v3")
+    assert contract.cameras == (Camera(name="corner2", height=64, width=64, rotation_deg=180),)
+    assert contract.episode_limit == 200
+    assert contract.rendering == ("antialiasing=2x2", "reflections=off", "shadows=off")
+    assert (len(contract.state_names), len(contract.action_names)) == (39, 4)
+    blind = contract_of("metaworld/reach-v3", SimulatorOptions(cameras=(), episode_limit=500))
+    assert (blind.cameras, blind.rendering, blind.episode_limit) == ((), (), 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            SimulatorOptions(cameras=(Camera(name="front", height=64, width=64),)),
+            "no camera 'front': use one of corner",
+        ),
+        (SimulatorOptions(cameras=(Camera(name="corner", height=64, width=9999),)), "9999x64 pixels"),
+        (SimulatorOptions(episode_limit=501), "1 to 500 steps"),
+        (SimulatorOptions(episode_limit=-1), "1 to 500 steps"),
+    ],
+)
+def test_what_metaworld_cannot_do_is_refused(options: SimulatorOptions, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        contract_of("metaworld/reach-v3", options)
