@@ -24,7 +24,8 @@ from safetensors.torch import load, save
 from joynexus.vla.feature import Observation, VLAFeature
 
 _MAGIC = b"JNF1"
-_CHECKSUM = 32
+_NAME = 32  # bytes of the backbone's digest
+_HEAD = len(_MAGIC) + 32 + _NAME  # magic, checksum, backbone; then safetensors
 _FILL = 0.9  # an eviction goes down to this share of the budget
 _RECHECK = 0.05  # share of the budget written between two looks at what others wrote
 
@@ -116,8 +117,8 @@ class FeatureStore:
         """Keep a feature; one that is larger than the budget is not kept on disk."""
         tensors = feature.to_tensors()
         self._remember(key, VLAFeature.from_tensors(tensors, feature.backbone))
-        payload = feature.backbone.encode().ljust(_CHECKSUM, b"\0") + save(tensors)
-        content = _MAGIC + blake3.blake3(payload).digest() + payload
+        body = save(tensors)
+        content = _head(feature.backbone.encode(), body) + body
         path = self._path(key)
         if len(content) > self._budget or path.exists():
             return
@@ -136,15 +137,14 @@ class FeatureStore:
     def _read(self, key: str) -> VLAFeature | None:
         path = self._path(key)
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                head, body = file.read(_HEAD), file.read()
         except FileNotFoundError:
             return None
-        start = len(_MAGIC) + _CHECKSUM
-        payload = memoryview(content)[start:]
-        if content[:start] == _MAGIC + blake3.blake3(payload).digest():
+        backbone = head[-_NAME:].rstrip(b"\0")
+        if head == _head(backbone, body):
             with suppress(SafetensorError, ValueError):  # written by an older program: as good as absent
-                backbone = bytes(payload[:_CHECKSUM]).rstrip(b"\0").decode()
-                feature = VLAFeature.from_tensors(load(bytes(payload[_CHECKSUM:])), backbone)
+                feature = VLAFeature.from_tensors(load(body), backbone.decode())
                 with suppress(FileNotFoundError):
                     os.utime(path)  # read lately: goes last
                 return feature
@@ -181,3 +181,8 @@ class FeatureStore:
                 os.unlink(path)
                 self._evictions += 1
             self._used -= size
+
+
+def _head(backbone: bytes, body: bytes) -> bytes:
+    name = backbone.ljust(_NAME, b"\0")
+    return _MAGIC + blake3.blake3(name + blake3.blake3(body).digest()).digest() + name
