@@ -14,6 +14,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -82,8 +83,9 @@ def run(folder: Path, cluster: Path, episodes: int, untrained_episodes: int, say
                 recorded = folder / "datasets" / task.name
                 stages.record(task, recorded, say)
                 running.append(pool.submit(rest, task, recorded))
-                if any(future.done() and future.exception() for future in [starting, *running]):
-                    break
+                waited_for: list[Future[Any]] = [starting, *running]
+                if any(future.done() and future.exception() for future in waited_for):
+                    break  # no need to record more
             return [future.result() for future in running]
         except BaseException:
             launch.down(cluster)  # so that the threads that wait for it end

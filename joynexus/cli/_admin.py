@@ -23,6 +23,28 @@ StateDir = Annotated[Path, typer.Option("--state-dir", help="Folder of the clust
 
 
 @keys.command()
+def prepare(
+    keys_dir: Annotated[Path, typer.Option(help="The folder of keys; what is there already stays.")],
+    front_control: Annotated[str, typer.Option(help="Where tenants dial the master.")] = "tcp://127.0.0.1:5710",
+    front_bulk: Annotated[str, typer.Option(help="And for bulk.")] = "tcp://127.0.0.1:5711",
+    back_control: Annotated[str, typer.Option(help="Where workers dial the master.")] = "tcp://127.0.0.1:5712",
+    back_bulk: Annotated[str, typer.Option(help="And for bulk.")] = "tcp://127.0.0.1:5713",
+) -> None:
+    """Make the keys of a new cluster: the master's, one for each role, and `default`, its operator's."""
+    from joynexus.keyring import Addresses, Keyring
+
+    keyring = Keyring(keys_dir)
+    keyring.prepare(
+        Addresses(
+            front_control=front_control, front_bulk=front_bulk, back_control=back_control, back_bulk=back_bulk
+        )
+    )
+    if not keyring.cluster_file("default").exists():
+        keyring.issue("default", tenant="default", operator=True)
+    typer.echo(f"keys are in {keys_dir}; the operator's are in {keys_dir / 'default'}")
+
+
+@keys.command()
 def add(
     name: Annotated[str, typer.Argument(help="Name of the key.")],
     tenant: Annotated[str, typer.Option(help="Whose it is; otherwise the key's name.")] = "",
