@@ -1,7 +1,7 @@
 """Health check of a container: is its role connected, or (for the master) listening?
 
-In: `listen PORT` or `dial PORT`. Out: exit code 0 or 1. Never: a packet sent: the kernel's table of connections says it.
-A wedged role is not this check's business: its watchdog ends it, and the engine starts it again.
+In: `listen PORT` or `dial PORT`. Out: exit code 0 or 1. Never: a packet sent: the kernel's table of connections says
+it. A wedged role is not this check's business: its watchdog ends it, and the engine starts it again.
 """
 
 from __future__ import annotations
