@@ -1,0 +1,175 @@
+"""The real health process over roles that do nothing: it starts, heals, is replaced, and ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from joynexus import launch
+from joynexus.local import ClusterPlan, HealthReport, InstanceHealth, LocalCluster, RolePlan
+from joynexus.wire.front import ClusterStatus, RoleStatus, Status
+from tests.process.fake_master import FakeMaster
+
+ROOT = Path(__file__).resolve().parents[2]
+SLEEPER = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(120)\n"
+BROKEN = "raise SystemExit('the env service cannot start: there is no such renderer')\n"
+
+
+class Cluster:
+    """A folder with sleeping roles, a fake master that knows whoever runs, and health processes."""
+
+    def __init__(self, folder: Path, master: FakeMaster) -> None:
+        self.local = LocalCluster(folder)
+        self.local.run.mkdir()
+        self.known: set[str] = {"trainer", "env"}
+        self._master, self._root = master, folder / "checkout"
+        self._stop = threading.Event()
+        self._answerer = threading.Thread(target=self._answer)
+        self._answerer.start()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for role in ("master", "trainer", "env"):
+            self.program(role, SLEEPER)
+        roles = tuple(RolePlan(name=name, role=name) for name in ("master", "trainer", "env"))
+        self.local.save_plan(ClusterPlan(python=sys.executable, root=str(self._root), roles=roles))
+
+    def program(self, role: str, text: str) -> None:
+        """What a role runs from its next start on."""
+        package = self._root / "services" / role
+        package.mkdir(parents=True, exist_ok=True)
+        for init in (package.parent / "__init__.py", package / "__init__.py"):
+            init.touch()
+        (package / "__main__.py").write_text(text)
+
+    def start_health(self) -> subprocess.Popen[bytes]:
+        """Start another health process."""
+        environment = {
+            **os.environ,
+            "JOYNEXUS_CLUSTER_DIR": str(self.local.folder),
+            "JOYNEXUS_CLUSTER_FILE": str(self.local.keys / "health" / "client.toml"),
+            "JOYNEXUS_CACHE_DIR": str(self.local.folder / "cache"),
+        }
+        with self.local.log_file("health").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.health"], cwd=ROOT, env=environment, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def report(self) -> dict[str, InstanceHealth]:
+        """What health wrote down last."""
+        report = self.local.load_health() or HealthReport(pid=0, instances=())
+        return {instance.name: instance for instance in report.instances}
+
+    def until(self, true: Callable[[], object], seconds: float = 30.0) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            log = self.local.log_file("health")
+            assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
+            time.sleep(0.02)
+
+    def running(self) -> bool:
+        """Everything runs and is registered."""
+        states = {name: instance.state for name, instance in self.report().items()}
+        return states == dict.fromkeys(("master", "trainer", "env"), "running")
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.local.stop(list(self.local.all_running()), grace_s=5.0)
+        self._stop.set()
+        self._answerer.join()
+
+    def _answer(self) -> None:
+        while not self._stop.is_set():
+            try:
+                asked = self._master.expect(Status, timeout_s=0.1)
+            except AssertionError:
+                continue
+            roles = tuple(
+                RoleStatus(role=name, worker=f"{name}-1", phase="idle", progress=0, busy_s=0, uptime_s=1, pid=pid)
+                for name, pid in self.local.all_running().items()
+                if name in self.known
+            )
+            status = ClusterStatus(
+                server="s", uptime_s=1.0, roles=roles, lanes=(), policies=0, jobs_running=0, versions_in_service=0
+            )
+            self._master.give(status, re=asked.header.id)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with FakeMaster(tmp_path) as master:
+        cluster = Cluster(tmp_path, master)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def test_health_starts_all_restarts_only_what_died_and_takes_all_down(cluster: Cluster) -> None:
+    health = cluster.start_health()
+    cluster.until(cluster.running)
+    before = cluster.local.all_running()
+    assert set(before) == {"health", "master", "trainer", "env"}
+    os.kill(before["trainer"], signal.SIGKILL)
+    cluster.until(lambda: cluster.report()["trainer"].restarts == 1 and cluster.running())
+    after = cluster.local.all_running()
+    assert {name for name in after if after[name] != before[name]} == {"trainer"}
+    assert "SIGKILL" in cluster.report()["trainer"].reason
+    health.terminate()
+    assert health.wait(30) == 0
+    assert cluster.local.all_running() == {}
+    assert list(cluster.local.run.glob("*.pid")) == []
+
+
+def test_roles_outlive_health_and_the_next_health_adopts_them(cluster: Cluster) -> None:
+    first = cluster.start_health()
+    cluster.until(cluster.running)
+    before = {name: pid for name, pid in cluster.local.all_running().items() if name != "health"}
+    first.kill()
+    first.wait()
+    cluster.local.health_file.unlink()
+    cluster.start_health()
+    cluster.until(cluster.running)
+    assert {name: pid for name, pid in cluster.local.all_running().items() if name != "health"} == before
+    os.kill(before["env"], signal.SIGKILL)
+    cluster.until(lambda: cluster.report()["env"].restarts == 1 and cluster.running())
+
+
+def test_second_health_for_the_same_cluster_refuses(cluster: Cluster) -> None:
+    cluster.start_health()
+    cluster.until(cluster.running)
+    second = cluster.start_health()
+    assert second.wait(30) == 2
+    assert "another health process looks after" in cluster.local.log_file("health").read_text()
+    assert cluster.running()
+
+
+def test_role_that_cannot_start_is_a_crash_loop_with_its_own_reason(cluster: Cluster) -> None:
+    cluster.program("env", BROKEN)
+    cluster.start_health()
+    cluster.until(lambda: cluster.report().get("env") and cluster.report()["env"].state == "crash-loop", 60)
+    assert "there is no such renderer" in cluster.report()["env"].reason
+    assert cluster.report()["trainer"].state == "running"
+
+
+def test_down_ends_everything_also_when_health_is_gone(cluster: Cluster) -> None:
+    health = cluster.start_health()
+    cluster.until(cluster.running)
+    health.kill()
+    health.wait()
+    ended = launch.down(cluster.local.folder)
+    assert set(ended) == {"master", "trainer", "env"}
+    assert cluster.local.all_running() == {}
