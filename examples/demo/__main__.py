@@ -65,7 +65,7 @@ def main() -> int:
 
 def run(folder: Path, cluster: Path, episodes: int, untrained_episodes: int, say: stages.Say) -> list[stages.Outcome]:
     """Record, train and evaluate all tasks; each goes on in the cluster while the next is recorded."""
-    options = launch.Options(backbone="lite", image_side=stages.CAMERA.height, simulator_processes=2)
+    options = launch.Options(backbone=stages.BACKBONE, simulator_processes=2)
     with ThreadPoolExecutor(len(stages.TASKS) + 1) as pool:
         starting = pool.submit(launch.up, cluster, options, lambda line: say(f"cluster: {line}"))
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from joynexus import export_layout
 from joynexus.contract import Contract
 from joynexus.specs import PolicySpec
 from joynexus.vla import numerics
@@ -23,26 +24,6 @@ if TYPE_CHECKING:
     # Imported in the functions: `load_policy` must choose how torch computes before torch is loaded.
     from joynexus.vla.backbones import Backbone
     from joynexus.vla.version_file import LoadedVersion
-
-_README = """\
-A robot policy, version {version}, exported from JoyNexus.
-
-    pip install "joynexus[vla]"
-
-    import joynexus
-    policy = joynexus.load_policy("{folder}")
-    actions = policy.act(images, instruction, state)   # [{chunk}, {action_dim}], raw units
-    print(policy.numerics)                             # are these the service's actions, bit for bit?
-
-images: one uint8 array [height, width, 3] a camera, in this order: {cameras}
-state: {state_dim} numbers, raw units, as in contract.json
-
-policy.safetensors  weights, and everything below once more
-config.json         the policy's spec        statistics.json  normalisation, applied inside
-contract.json       what observations and actions mean
-
-Backbone: {backbone} (digest {digest}). It isn't in this folder.
-"""
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,32 +95,17 @@ class ExportedPolicy:
 
 
 def export_policy(version_path: Path, folder: Path) -> None:
-    """Write the folder of an exported policy; files that are there are replaced.
+    """Write the folder of an exported policy (`joynexus.export_layout`); files that are there are replaced.
 
     Raises:
         ValueError: if the version file is not valid.
     """
     from joynexus.vla.version_file import read_version, write_durably
 
-    loaded = read_version(version_path)
-    content = version_path.read_bytes()
-    spec = loaded.spec
+    read_version(version_path)  # refuses what could not be loaded again
     folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / "policy.safetensors", content)
-    for name, value in (("config", spec), ("contract", spec.contract), ("statistics", spec.statistics)):
-        write_durably(folder / f"{name}.json", msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-    cameras = ", ".join(f"{c.name} ({c.height}x{c.width})" for c in spec.contract.cameras) or "none"
-    text = _README.format(
-        version=loaded.version,
-        folder=folder.name,
-        chunk=spec.chunk,
-        action_dim=spec.contract.action_dim,
-        state_dim=spec.contract.state_dim,
-        cameras=cameras,
-        backbone=spec.backbone,
-        digest=loaded.meta.backbone_digest,
-    )
-    write_durably(folder / "README.txt", text.encode())
+    write_durably(folder / export_layout.WEIGHTS, version_path.read_bytes())
+    export_layout.complete(folder)
 
 
 def load_policy(
@@ -169,7 +135,7 @@ def load_policy(
     from joynexus.vla.backbones import load_backbone
     from joynexus.vla.version_file import read_version
 
-    loaded = read_version(Path(folder) / "policy.safetensors", device=device)
+    loaded = read_version(Path(folder) / export_layout.WEIGHTS, device=device)
     cache = cache_dir or Path(os.environ.get("JOYNEXUS_CACHE", "~/.cache/joynexus"))
     model = load_backbone(backbone or loaded.spec.backbone, device=device, dtype=dtype, cache_dir=cache)
     if model.digest != loaded.meta.backbone_digest:
