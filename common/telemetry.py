@@ -68,7 +68,7 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-def log_op(logger: Logger, op: str, *, outcome: str, ms: float, **values: object) -> None:
+def log_op(logger: Logger, op: str, *, outcome: str, ms: float, level: int = logging.INFO, **values: object) -> None:
     """Write the one canonical line of a finished request or op.
 
     Args:
@@ -76,9 +76,10 @@ def log_op(logger: Logger, op: str, *, outcome: str, ms: float, **values: object
         op: message kind (`forward_backward`).
         outcome: `ok` or an error code.
         ms: wall-clock milliseconds from its arrival.
+        level: of `logging`.
         values: `tenant`, `policy`, `request_id`, `attempt`, whatever applies.
     """
-    logger.info("op", op=op, outcome=outcome, ms=round(ms, 3), **values)
+    logger.log(level, "op", op=op, outcome=outcome, ms=round(ms, 3), **values)
 
 
 def _role(role: str) -> structlog.typing.Processor:
