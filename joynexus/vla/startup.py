@@ -35,5 +35,5 @@ def bring_up(
         "dtype": dtype,
         "numerics": ("exact: " if verdict.exact else "not exact: ") + verdict.detail,
         "numerics_class": verdict.numerics_class,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a subclass of str, which the wire would not take
     }

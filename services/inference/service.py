@@ -67,16 +67,7 @@ def run(settings: InferenceSettings) -> None:
             with progress.phase("working", deadline_s=WORKING_S):
                 answer = engine.load(offer)
             runtime.send(answer)
-            outcome = answer.error.code if isinstance(answer, WeightsRefused) else "ok"
-            log_op(
-                log,
-                "load_version",
-                outcome=outcome,
-                ms=0.0,
-                tenant=offer.tenant,
-                policy=offer.policy,
-                version=offer.version,
-            )
+            _note_version(answer)
 
         def work(packet: Packet) -> None:
             message = packet.message

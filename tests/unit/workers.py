@@ -156,8 +156,8 @@ class Group:
             policy, seq, "train_step", dataset=DatasetSamples(dataset=manifest, indices=tuple(indices)), **fields
         )
 
-    def message(self) -> TrainGroup:
-        return TrainGroup(task="t1", attempt=1, slots=tuple(self.openings), items=tuple(self.items))
+    def message(self, task: str = "t1") -> TrainGroup:
+        return TrainGroup(task=task, attempt=1, slots=tuple(self.openings), items=tuple(self.items))
 
 
 def opening(policy: str, made_of: PolicySpec | None = None, checkpoint: str = "", applied_seq: int = 0) -> OpenSlot:
