@@ -48,7 +48,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
     Attributes:
         fingerprint: hash of what the tenant sent, to tell a retry from a conflict.
         payload: inline samples, made by `frames.join`; kept in a column of its own and not given back by `load`.
-        payload_nbytes: its length.
+        payload_nbytes, body_nbytes: its length, and that of the encoded `Samples` in it.
         blob: digest of the blob with the samples, or with the state to load.
         blob_nbytes: its size.
         manifest, indices, feature_scope: samples by reference to a prepared data set.
@@ -65,6 +65,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
     fingerprint: str = ""
     payload: bytes = b""
     payload_nbytes: int = 0
+    body_nbytes: int = 0
     blob: str = ""
     blob_nbytes: int = 0
     manifest: str = ""
@@ -82,12 +83,14 @@ class OpDone(Base, frozen=True, kw_only=True):
     Attributes:
         step: optimizer steps of the policy after it.
         samples, backbone_forwards, busy_s: what it took.
+        skipped: the master decided the outcome without a trainer, so a replay skips the op.
     """
 
     tenant: str
     policy: str
     seq: int
     result: OpResult
+    skipped: bool = False
     step: int = 0
     samples: int = 0
     backbone_forwards: int = 0

@@ -116,6 +116,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
         version: for `publish`, the number to give it.
         state: for `load_state`, the blob digest of the state.
         replay: it was applied before by an earlier incarnation; the result is only compared.
+        skip: the master answered it without a trainer (it was set aside as poison): count it, do nothing.
     """
 
     tenant: str
@@ -131,6 +132,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
     version: int = 0
     state: str = ""
     replay: bool = False
+    skip: bool = False
 
 
 class TrainGroup(Wire, frozen=True, kw_only=True):

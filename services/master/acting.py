@@ -158,6 +158,10 @@ class Acting:
 
     # Status
 
+    def serves(self, backbone: str) -> bool:
+        """Tell whether an inference worker with this backbone is there."""
+        return any(True for _ in self._stations(backbone))
+
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's requests that wait."""
         return sum(batcher.waiting(tenant) for batcher in self._batchers.values())
@@ -305,7 +309,7 @@ class Acting:
 
     def _expire(self, request: ActRequest) -> None:
         backbone = request.policy.spec.backbone
-        if any(True for _ in self._stations(backbone)):
+        if self.serves(backbone):
             reason = failure(ErrorCode.DEADLINE, "the deadline passed before an inference worker was free")
         else:
             reason = failure(

@@ -24,7 +24,8 @@ from services.master.outbox import refuse
 MAX_CHUNK = 256
 MAX_BATCH = 4096
 MAX_STEPS = 10_000_000
-MAX_EPISODES = 100_000
+MAX_EPISODES = 10_000
+MAX_VIDEOS = 1_000
 MAX_DIMENSION = 4096
 MAX_CAMERAS = 16
 MAX_SIDE = 4096
@@ -81,7 +82,7 @@ def check_job(spec: JobSpec) -> None:
             _range("first_seed", spec.first_seed, 0, 2**31 - 1 - MAX_EPISODES)
             _range("episode_limit", spec.episode_limit, 0, MAX_STEPS)
             _range("execute", spec.execute, 0, MAX_CHUNK)
-            _range("videos", spec.videos, 0, spec.episodes)
+            _range("videos", spec.videos, 0, min(spec.episodes, MAX_VIDEOS))
             family, _, task = spec.env.partition("/")
             if not family or not task or len(spec.env) > 200:
                 raise _invalid(f"env '{spec.env[:80]}' is not a simulator task: write <family>/<task>")

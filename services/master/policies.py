@@ -50,6 +50,7 @@ class Policy:
         seen_seq: highest seq that was ever received since the master started.
         journaled: highest op that is durable and may be dispatched.
         applied: highest op whose outcome is known.
+        forgotten: highest op of which nothing is kept.
         newest: newest version that inference did not refuse.
         step: optimizer steps after the last op that was replied to.
         loop, job: who drives it, if anybody.
@@ -68,6 +69,7 @@ class Policy:
         self.seen_seq = 0
         self.journaled = 0
         self.applied = 0
+        self.forgotten = 0
         self.step = 0
         self.versions: dict[int, VersionRecord] = {}
         self.newest: VersionRecord | None = None
@@ -200,7 +202,7 @@ class Policies:
                 creating[1].append(then)
             return
         check_policy(spec)
-        self._check_head(spec)
+        self.check_head(spec.backbone, spec.head)
         waiting = [then]
         self._creating[tenant, name] = (spec, waiting)
         record = PolicyRecord(tenant=tenant, policy=name, spec=spec)
@@ -230,6 +232,12 @@ class Policies:
             what = f"version {number}" if number else "published version"
             raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: publish one first")
         return version
+
+    def check_head(self, backbone: str, head: str) -> None:
+        """Refuse an action module that the trainers of this backbone say they do not have."""
+        heads = sorted(self._known_heads(backbone))
+        if heads and head not in heads:
+            raise refuse(ErrorCode.INVALID, f"there is no action module '{head[:80]}': use one of {', '.join(heads)}")
 
     def add_version(self, policy: Policy, record: VersionRecord) -> None:
         """A version is durable (or is now known to be refused)."""
@@ -271,7 +279,7 @@ class Policies:
                 policy.promised[record.state] = record.seq
             case CheckpointRecord():
                 self.set_checkpoint(policy, record)
-                policy.journaled = policy.applied = policy.seen_seq = record.seq
+                policy.journaled = policy.applied = policy.seen_seq = policy.forgotten = record.seq
                 policy.next_seq = record.seq + 1
                 policy.step = record.step
 
@@ -281,6 +289,7 @@ class Policies:
         if record.seq > policy.next_seq:
             return  # its predecessor was refused because the disk was full, so nobody was promised this one either
         policy.ops[record.seq] = Op(record, state=OpState.JOURNALED)
+        policy.forgotten = min(policy.forgotten, record.seq - 1)
         policy.next_version = max(policy.next_version, record.version + 1)
         if record.kind == "save_state":
             policy.promised[record.state] = max(record.seq, policy.promised.get(record.state, 0))
@@ -307,13 +316,6 @@ class Policies:
         policy = self._policies[record.tenant][record.policy] = Policy(record)
         self._count += 1
         return policy
-
-    def _check_head(self, spec: PolicySpec) -> None:
-        heads = sorted(self._known_heads(spec.backbone))
-        if heads and spec.head not in heads:
-            raise refuse(
-                ErrorCode.INVALID, f"there is no action module '{spec.head[:80]}': use one of {', '.join(heads)}"
-            )
 
 
 def spec_conflict(name: str, existing: PolicySpec, asked: PolicySpec) -> JoyNexusError:

@@ -44,9 +44,9 @@ class Serving:
         self.settled: Callable[[Policy, int, Failure | None], None] = lambda policy, version, error: None
         roster.add_staff("inference", self)
 
-    def __len__(self) -> int:
-        """Number of versions in service."""
-        return len(self._applied)
+    def count(self, tenant: str | None) -> int:
+        """Number of versions in service, of one tenant or of all."""
+        return sum(tenant in (None, key[0]) for key in self._applied)
 
     def offer(self, policy: Policy, version: VersionRecord) -> None:
         """A version is durable: offer it to all who serve its backbone."""

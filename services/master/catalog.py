@@ -1,0 +1,328 @@
+"""Data sets by name: pushed by tenants or mounted by the operator, prepared once, then referred to by digest.
+
+In: `PushDataset`, mounted folders, `DatasetPrepared`. Out: `PrepareDataset` tasks, `DatasetInfo`s, and word to those
+who wait. Never: a path, a second preparation of the same content, or a tenant's set shown to another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
+
+import blake3
+import msgspec
+
+from common.journal.records import DatasetRecord
+from joynexus.contract import Contract
+from joynexus.datasets import DatasetManifest, Fault
+from joynexus.wire import ErrorCode, Failure, JoyNexusError
+from joynexus.wire.back import DatasetPrepared, PrepareDataset
+from joynexus.wire.front import DatasetInfo, DatasetList, FileEntry, GetDataset, ListDatasets, PushDataset
+from services.master.checks import check_any_name
+from services.master.config import CoreConfig
+from services.master.events import FrontMessage
+from services.master.holdings import SHARED, Holdings
+from services.master.metering import NO_POLICY, Meter
+from services.master.outbox import Outbox, not_found, not_saved, refuse
+from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, EnvQueue, Task
+
+_MAX_FILES = 100_000
+_MAX_PATH = 400
+_MAX_SIDE = 4096
+_SHOWN_INSTRUCTIONS = 100
+
+DatasetKey = tuple[str, str]
+"""Tenant (empty: mounted) and name."""
+
+
+class Catalog:
+    """All data sets.
+
+    Args:
+        manifest: reads a prepared set's manifest.
+
+    Attributes:
+        settled: called with the key of a set that has become ready or faulty.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        config: CoreConfig,
+        holdings: Holdings,
+        meter: Meter,
+        env: EnvQueue,
+        manifest: Callable[[str], DatasetManifest],
+    ) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._holdings = holdings
+        self._meter = meter
+        self._env = env
+        self._manifest = manifest
+        self._sets: defaultdict[str, dict[str, DatasetRecord]] = defaultdict(dict)
+        self._by_content: dict[tuple[str, str], DatasetRecord] = {}  # (tenant, content) -> a ready set
+        self._preparing: dict[DatasetKey, str] = {}  # -> content
+        self.settled: Callable[[DatasetKey], None] = lambda key: None
+
+    # Requests
+
+    def on_push(self, asked: FrontMessage, message: PushDataset) -> None:
+        """Make a data set of uploaded files."""
+        tenant, name = asked.tenant, message.dataset
+        check_any_name("data set", name)
+        self._check_files(tenant, message)
+        content = _content(message.files, message.image_side)
+        known = self._sets[tenant].get(name)
+        if known is not None and known.content == content and known.state != "faulty":
+            self._outbox.answer(asked, self._info(known))
+            return
+        twin = self._by_content.get((tenant, content))
+        if twin is not None:
+            record = msgspec.structs.replace(twin, dataset=name)
+        else:
+            record = DatasetRecord(
+                tenant=tenant, dataset=name, content=content, files=message.files, image_side=message.image_side
+            )
+
+        def saved() -> None:
+            self._put(record)
+            self._outbox.answer(asked, self._info(record))
+            if record.state == "checking":
+                self._prepare(record)
+            else:
+                self.settled((tenant, name))
+
+        def lost(reason: str) -> None:
+            self._outbox.answer(asked, not_saved(f"data set '{name}'", reason).failure)
+
+        self._outbox.save([record], saved, lost)
+
+    def on_get(self, asked: FrontMessage, message: GetDataset) -> None:
+        """Describe a data set; a mounted one is prepared when it is first asked for."""
+        self._outbox.answer(asked, self._info(self.find(asked.tenant, message.dataset)))
+
+    def on_list(self, asked: FrontMessage, message: ListDatasets) -> None:
+        """Describe the tenant's data sets and the mounted ones."""
+        sets = {**self._sets.get(SHARED, {}), **self._sets.get(asked.tenant, {})}
+        for name in self._env.mounted():
+            sets.setdefault(name, self._unprepared(name))
+        self._outbox.answer(asked, DatasetList(datasets=tuple(self._info(sets[name]) for name in sorted(sets))))
+
+    # For other parts
+
+    def find(self, tenant: str, name: str) -> DatasetRecord:
+        """Return a data set that a tenant may use, its own before a mounted one of that name.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`.
+        """
+        record = self._sets.get(tenant, {}).get(name) or self._sets.get(SHARED, {}).get(name)
+        if record is None:
+            if name not in self._env.mounted():
+                raise not_found("data set", name)
+            record = self._sets[SHARED][name] = self._unprepared(name)
+            self._outbox.save([record])  # so that a job that waits for it finds it after a restart
+            self._prepare(record)
+        return record
+
+    def ready(self, tenant: str, name: str) -> DatasetRecord:
+        """Return a data set that can be used now.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`, `UNAVAILABLE` while it is being checked, `BAD_DATA` if it is faulty.
+        """
+        record = self.find(tenant, name)
+        if record.state == "checking":
+            raise refuse(
+                ErrorCode.UNAVAILABLE, f"data set '{name}' is still being checked: try again soon", retry_after_ms=1000
+            )
+        if record.state == "faulty":
+            raise faulty(record)
+        return record
+
+    def waits_for(self, record: DatasetRecord) -> str:
+        """Say what a set that is being checked waits for; empty if somebody is at it or could be."""
+        need = DATASETS if record.files else MOUNTED + record.dataset
+        return "" if self._env.serves(need) else "an env worker that reads data sets"
+
+    def mounted_again(self, names: Iterable[str]) -> None:
+        """An env worker came with these folders: what was wrong with one may have been mended."""
+        for name in names:
+            record = self._sets.get(SHARED, {}).get(name)
+            if record is not None and record.state == "faulty":
+                record = self._sets[SHARED][name] = self._unprepared(name)
+                self._prepare(record)
+
+    def restore(self, record: DatasetRecord) -> None:
+        """Take a data set back from the journal."""
+        self._put(record)
+
+    def resume(self) -> None:
+        """Prepare what was not prepared when the master went down."""
+        for sets in list(self._sets.values()):
+            for record in sets.values():
+                if record.state == "checking":
+                    self._prepare(record)
+
+    # Inside
+
+    def _check_files(self, tenant: str, message: PushDataset) -> None:
+        if not 1 <= len(message.files) <= _MAX_FILES:
+            raise refuse(ErrorCode.INVALID, f"a data set has 1 to {_MAX_FILES} files, not {len(message.files)}")
+        if not 0 <= message.image_side <= _MAX_SIDE:
+            raise refuse(ErrorCode.INVALID, f"image_side must lie between 0 and {_MAX_SIDE}, not {message.image_side}")
+        seen = set()
+        for file in message.files:
+            path = PurePosixPath(file.path)
+            inside = path.parts and not path.is_absolute() and ".." not in path.parts and str(path) == file.path
+            if not inside or len(file.path) > _MAX_PATH or "\\" in file.path or "\0" in file.path:
+                raise refuse(ErrorCode.INVALID, f"'{file.path[:80]}' is not a plain relative path inside the data set")
+            if file.path in seen:
+                raise refuse(ErrorCode.INVALID, f"the data set has file '{file.path[:80]}' twice")
+            seen.add(file.path)
+            if not self._holdings.may_read(tenant, file.digest):
+                raise refuse(
+                    ErrorCode.NOT_FOUND, f"the blob of file '{file.path[:80]}' is not here: upload it, then push again"
+                )
+
+    def _unprepared(self, name: str) -> DatasetRecord:
+        side = self._config.mounted_image_side
+        return DatasetRecord(tenant=SHARED, dataset=name, content=f"mounted:{name}", image_side=side)
+
+    def _prepare(self, record: DatasetRecord) -> None:
+        key = (record.tenant, record.dataset)
+        if self._preparing.get(key) == record.content:
+            return
+        self._preparing[key] = record.content
+
+        def make(task: str, attempt: int) -> PrepareDataset:
+            return PrepareDataset(
+                task=task,
+                attempt=attempt,
+                tenant=record.tenant,
+                dataset=record.dataset,
+                files=record.files,
+                mounted="" if record.files else record.dataset,
+                image_side=record.image_side,
+            )
+
+        self._env.submit(
+            Task(
+                tenant=record.tenant,
+                need=DATASETS if record.files else MOUNTED + record.dataset,
+                make=make,
+                done=lambda answer: self._prepared(record, answer),
+                failed=lambda error: self._finish(
+                    record, msgspec.structs.replace(record, state="faulty", faults=(_fault(error),))
+                ),
+            )
+        )
+
+    def _prepared(self, record: DatasetRecord, answer: EnvAnswer) -> None:
+        if not isinstance(answer, DatasetPrepared):
+            raise TypeError(f"a data set was answered by {type(answer).__name__}")
+        self._meter.add(record.tenant, NO_POLICY, {"env_s": answer.busy_s})
+        if not answer.manifest:
+            self._finish(record, msgspec.structs.replace(record, state="faulty", faults=answer.faults))
+            return
+        try:
+            manifest = self._manifest(answer.manifest)
+        except (KeyError, ValueError) as error:
+            self._outbox.log("error", "manifest_unreadable", dataset=record.dataset, reason=str(error))
+            fault = Fault(severity="error", where="service", what="its preparation was lost: push the data set again")
+            self._finish(record, msgspec.structs.replace(record, state="faulty", faults=(fault,)))
+            return
+        instructions = dict.fromkeys(episode.instruction for episode in manifest.episodes)
+        self._finish(
+            record,
+            msgspec.structs.replace(
+                record,
+                state="ready",
+                manifest=answer.manifest,
+                digest=manifest.digest(),
+                episodes=len(manifest.episodes),
+                steps=manifest.steps,
+                fps=manifest.fps,
+                source_format=manifest.source_format,
+                contract=manifest.contract,
+                statistics=manifest.statistics,
+                instructions=tuple(instructions)[:_SHOWN_INSTRUCTIONS],
+                blobs=(*answer.blobs, (answer.manifest, answer.manifest_nbytes)),
+                faults=answer.faults,
+            ),
+        )
+
+    def _finish(self, record: DatasetRecord, outcome: DatasetRecord) -> None:
+        key = (record.tenant, record.dataset)
+        if self._preparing.get(key) == record.content:
+            del self._preparing[key]
+        if self._sets[record.tenant].get(record.dataset) is not record:
+            return  # another content was pushed under the name meanwhile
+
+        def saved() -> None:
+            if self._sets[record.tenant].get(record.dataset) is record:
+                self._put(outcome)
+                self.settled(key)
+
+        self._outbox.save([outcome], saved)
+
+    def _put(self, record: DatasetRecord) -> None:
+        tenant = record.tenant
+        old = self._sets[tenant].get(record.dataset)
+        self._sets[tenant][record.dataset] = record
+        for digest, nbytes in _blobs(record):
+            self._holdings.hold(tenant, digest, nbytes)
+        if old is not None:
+            for digest, _ in _blobs(old):
+                self._holdings.release(tenant, digest)
+            if self._by_content.get((tenant, old.content)) is old:
+                del self._by_content[tenant, old.content]
+        if record.state == "ready":
+            self._by_content.setdefault((tenant, record.content), record)
+
+    def _info(self, record: DatasetRecord) -> DatasetInfo:
+        return DatasetInfo(
+            dataset=record.dataset,
+            state=record.state,
+            episodes=record.episodes,
+            steps=record.steps,
+            fps=record.fps,
+            source_format=record.source_format,
+            contract=record.contract,
+            instructions=record.instructions,
+            manifest=record.manifest,
+            digest=record.digest,
+            nbytes=sum(nbytes for _, nbytes in _blobs(record)),
+            shared=record.tenant == SHARED,
+            faults=record.faults,
+        )
+
+
+def contract_of(record: DatasetRecord) -> Contract:
+    """Return the contract of a ready data set."""
+    if record.contract is None:
+        raise faulty(record)
+    return record.contract
+
+
+def faulty(record: DatasetRecord) -> JoyNexusError:
+    """A data set cannot be used; say what is wrong first."""
+    errors = [fault for fault in record.faults if fault.severity == "error"]
+    first = f"{errors[0].where}: {errors[0].what}" if errors else "it could not be read"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return refuse(ErrorCode.BAD_DATA, f"data set '{record.dataset}' cannot be used: {first}{more}")
+
+
+def _blobs(record: DatasetRecord) -> list[tuple[str, int]]:
+    return [*((file.digest, file.nbytes) for file in record.files), *record.blobs]
+
+
+def _content(files: tuple[FileEntry, ...], image_side: int) -> str:
+    ordered = sorted((file.path, file.digest, file.nbytes) for file in files)
+    return blake3.blake3(msgspec.msgpack.encode((ordered, image_side))).hexdigest()[:32]
+
+
+def _fault(error: Failure) -> Fault:
+    return Fault(severity="error", where="service", what=error.message)

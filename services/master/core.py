@@ -1,0 +1,321 @@
+"""The master's core: all decisions, none of the doing.
+
+In: events (`events.py`), one at a time. Out: commands (`commands.py`). Never: a socket, a clock, randomness, a wait, or
+a decoded payload. The parts are wired together here; each says at its top what it is for.
+
+The same core drives the real cluster, the fault tests (every interleaving of deliver, drop, duplicate, crash, restart)
+and the workload simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from common.journal.records import (
+    BlobRecord,
+    CheckpointRecord,
+    CurveRecord,
+    DatasetRecord,
+    JobRecord,
+    LeaseRecord,
+    OpDone,
+    OpRecord,
+    PageRecord,
+    PolicyRecord,
+    Record,
+    StateRecord,
+    UsageRecord,
+    VersionRecord,
+)
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, limits
+from services.master.acting import Acting
+from services.master.catalog import Catalog
+from services.master.commands import Command, Sources
+from services.master.config import CoreConfig
+from services.master.events import (
+    BackMessage,
+    BlobServed,
+    BlobStored,
+    Event,
+    FrontMessage,
+    Persisted,
+    PersistFailed,
+    Tick,
+    Undeliverable,
+)
+from services.master.holdings import Holdings
+from services.master.intake import Intake
+from services.master.job import Job, Tools
+from services.master.jobs import Jobs
+from services.master.lanes import Counters
+from services.master.leases import Leases
+from services.master.metering import NO_POLICY, Meter
+from services.master.outbox import Outbox, not_saved
+from services.master.outcomes import Outcomes
+from services.master.policies import Policies, Policy
+from services.master.reports import Reports
+from services.master.roster import Roster
+from services.master.serving import Serving
+from services.master.tasks import EnvQueue
+from services.master.training import Training
+
+Handler = Callable[[Any, Any], None]  # the event, and its message: of the type under which the handler is listed
+
+
+class MasterCore:
+    """All that the master decides.
+
+    Args:
+        config: numbers.
+        new_id: gives ids that never repeat, not even after a restart (32 random hex digits, or a counter in tests).
+        sources: what may be read.
+        now: time in seconds since the Unix epoch, by a clock that never jumps while the master runs.
+    """
+
+    def __init__(self, config: CoreConfig, *, new_id: Callable[[], str], sources: Sources, now: float) -> None:
+        self._config = config
+        self._outbox = outbox = Outbox(new_id, config.retry_s)
+        outbox.now = now
+        self._holdings = Holdings(outbox, config)
+        self._roster = Roster(outbox, config)
+        self._meter = Meter(outbox, self._holdings, config.usage_s)
+        self._policies = Policies(outbox, self._holdings, lambda backbone: self._training.known_heads(backbone))
+        self._leases = Leases(outbox, self._policies, self._freed)
+        self._env = EnvQueue(outbox, self._roster, config, Counters())
+        self._catalog = Catalog(outbox, config, self._holdings, self._meter, self._env, sources.manifest)
+        self._serving = Serving(outbox, self._roster, self._policies, config)
+        self._acting = Acting(
+            outbox, config, self._roster, self._policies, self._serving, self._meter, self._env.running
+        )
+        self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
+        self._training = Training(
+            outbox, config, self._roster, self._outcomes, lambda op: self._intake.payload(op, sources.payload)
+        )
+        self._intake = Intake(
+            outbox,
+            config,
+            self._policies,
+            self._leases,
+            self._catalog,
+            self._holdings,
+            self._meter,
+            self._training,
+        )
+        self._jobs = Jobs(self._tools)
+        self._reports = Reports(
+            outbox,
+            config.server,
+            now,
+            self._roster,
+            self._policies,
+            self._jobs,
+            self._training,
+            self._acting,
+            self._env,
+            self._serving,
+        )
+        self._outcomes.finished = self._jobs.op_finished
+        self._outcomes.published = self._serving.offer
+        self._outcomes.covering = self._jobs.covering
+        self._outcomes.covered = self._jobs.covered
+        self._catalog.settled = self._jobs.dataset_settled
+        self._serving.settled = self._jobs.version_settled
+        self._front, self._back = self._tables()
+
+    # What the shell calls
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in an event and return what is to be done, in order.
+
+        Args:
+            event: what happened.
+            now: time, never less than before.
+        """
+        self._outbox.now = now
+        self._outbox.run_timers()
+        match event:
+            case FrontMessage():
+                self._ask(self._front, event)
+            case BackMessage():
+                self._ask(self._back, event)
+            case Persisted():
+                self._outbox.persisted(event.token)
+            case PersistFailed():
+                self._outbox.persist_failed(event.token, event.reason)
+            case Tick():
+                self._acting.tick()
+            case Undeliverable():
+                self._roster.on_undeliverable(event)
+            case BlobStored():
+                self._on_stored(event)
+            case BlobServed():
+                self._meter.on_served(event)
+        return self._outbox.take()
+
+    def restore(self, records: Iterable[Record]) -> list[Command]:
+        """Take everything back from the journal, in the order in which it gives it; go on with what was under way."""
+        for record in records:
+            match record:
+                case PolicyRecord() | VersionRecord() | CheckpointRecord() | StateRecord():
+                    self._policies.restore(record)
+                case LeaseRecord():
+                    self._leases.restore(record)
+                case OpRecord():
+                    self._policies.restore_op(record)
+                case OpDone():
+                    self._policies.restore_done(record)
+                case JobRecord() | PageRecord() | CurveRecord():
+                    self._jobs.restore(record)
+                case DatasetRecord():
+                    self._catalog.restore(record)
+                case UsageRecord():
+                    self._meter.restore(record)
+                case BlobRecord():
+                    self._holdings.upload(record.tenant, record.digest, record.nbytes)
+        for policy in self._policies.everywhere():
+            self._training.ready(policy)
+        self._catalog.resume()
+        self._jobs.resume()
+        return self._outbox.take()
+
+    def next_deadline(self) -> float | None:
+        """When to send a `Tick` at the latest; None if nothing waits for time."""
+        due = [at for at in (self._outbox.next_timer(), self._acting.next_deadline()) if at is not None]
+        return min(due, default=None)
+
+    def may_read(self, tenant: str, digest: str) -> bool:
+        """Tell whether a tenant may read this blob (and so need not upload it again)."""
+        return self._holdings.may_read(tenant, digest)
+
+    def refuse_upload(self, tenant: str, digest: str, nbytes: int) -> Failure | None:
+        """Say why a tenant may not upload so much; None if it may."""
+        try:
+            self._holdings.check_quota(tenant, digest, nbytes)
+        except JoyNexusError as error:
+            return error.failure
+        return None
+
+    # Inside
+
+    def _ask(self, table: dict[type[Message], Handler], asked: FrontMessage | BackMessage) -> None:
+        handler = table.get(type(asked.message))
+        try:
+            if handler is None:
+                raise JoyNexusError(failure(ErrorCode.INVALID, f"'{asked.header.kind}' cannot be asked here"))
+            handler(asked, asked.message)
+        except JoyNexusError as error:
+            self._outbox.answer(asked, error.failure)
+
+    def _on_stored(self, event: BlobStored) -> None:
+        refused = self.refuse_upload(event.tenant, event.digest, event.nbytes)
+        if refused is not None:
+            self._holdings.discard_orphan(event.digest)
+            self._outbox.send(event.peer, refused, re=event.request)
+            return
+
+        def saved() -> None:
+            self._holdings.upload(event.tenant, event.digest, event.nbytes)
+            self._meter.add(event.tenant, NO_POLICY, {"bytes_in": event.nbytes})
+            stored = front.BlobOffset(digest=event.digest, offset=event.nbytes, complete=True)
+            self._outbox.send(event.peer, stored, re=event.request)
+
+        def lost(reason: str) -> None:
+            self._outbox.send(event.peer, not_saved("the blob", reason).failure, re=event.request)
+
+        self._outbox.save([BlobRecord(tenant=event.tenant, digest=event.digest, nbytes=event.nbytes)], saved, lost)
+
+    def _on_hello(self, asked: FrontMessage, message: front.Hello) -> None:
+        protocol = min(message.protocol_max, limits.PROTOCOL)
+        if protocol < max(message.protocol_min, limits.PROTOCOL_MIN):
+            raise JoyNexusError(
+                failure(
+                    ErrorCode.UPGRADE_REQUIRED,
+                    f"the client speaks protocols {message.protocol_min} to {message.protocol_max}, the service "
+                    f"{limits.PROTOCOL_MIN} to {limits.PROTOCOL}: upgrade the older of the two",
+                )
+            )
+        self._outbox.answer(
+            asked,
+            front.Welcome(
+                protocol=protocol,
+                server=self._config.server,
+                tenant=asked.tenant,
+                scope=asked.scope,
+                inline_bytes=limits.INLINE_BYTES,
+                max_inflight_ops=self._config.max_inflight_ops,
+                operator=asked.operator,
+            ),
+        )
+
+    def _on_ping(self, asked: FrontMessage, message: front.Ping) -> None:
+        self._outbox.answer(asked, front.Pong())
+
+    def _on_register(self, said: BackMessage, message: back.Register) -> None:
+        self._roster.on_register(said, message)
+        self._catalog.mounted_again(message.mounted)
+
+    def _freed(self, policy: Policy) -> None:
+        self._jobs.policy_freed(policy)
+
+    def _tools(self, wait: Callable[[Job, tuple[str, ...]], None]) -> Tools:
+        return Tools(
+            outbox=self._outbox,
+            config=self._config,
+            policies=self._policies,
+            catalog=self._catalog,
+            holdings=self._holdings,
+            intake=self._intake,
+            training=self._training,
+            serving=self._serving,
+            acting=self._acting,
+            env=self._env,
+            meter=self._meter,
+            wait=wait,
+            freed=self._freed,
+        )
+
+    def _tables(self) -> tuple[dict[type[Message], Handler], dict[type[Message], Handler]]:
+        """Who handles what, from tenants and from workers."""
+        to_tenants: dict[type[Message], Handler] = {
+            front.Hello: self._on_hello,
+            front.Ping: self._on_ping,
+            front.CreatePolicy: self._policies.on_create,
+            front.GetPolicy: self._policies.on_get,
+            front.ListPolicies: self._policies.on_list,
+            front.GetVersion: self._policies.on_get_version,
+            front.AcquireLease: self._leases.on_acquire,
+            front.ReleaseLease: self._leases.on_release,
+            front.ForwardBackward: self._intake.on_op,
+            front.OptimStep: self._intake.on_op,
+            front.Publish: self._intake.on_op,
+            front.SaveState: self._intake.on_op,
+            front.LoadState: self._intake.on_op,
+            front.SubmitJob: self._jobs.on_submit,
+            front.GetJob: self._jobs.on_get,
+            front.CancelJob: self._jobs.on_cancel,
+            front.ListJobs: self._jobs.on_list,
+            front.Act: self._acting.on_act,
+            front.PushDataset: self._catalog.on_push,
+            front.GetDataset: self._catalog.on_get,
+            front.ListDatasets: self._catalog.on_list,
+            front.Status: self._reports.on_status,
+            front.GetUsage: self._meter.on_get,
+        }
+        to_workers: dict[type[Message], Handler] = {
+            back.Register: self._on_register,
+            back.Beat: self._roster.on_beat,
+            back.Leaving: self._roster.on_leaving,
+            back.TrainDone: self._training.on_done,
+            back.SlotFailed: self._training.on_slot_failed,
+            back.PredictDone: self._acting.on_done,
+            back.WorkerAct: self._acting.on_worker_act,
+            back.WeightsApplied: self._serving.on_applied,
+            back.WeightsRefused: self._serving.on_refused,
+            back.DatasetPrepared: self._env.on_answer,
+            back.IndicesDrawn: self._env.on_answer,
+            back.RolloutDone: self._env.on_answer,
+            back.ActionsEvaluated: self._env.on_answer,
+            front.Status: self._reports.on_status,
+        }
+        return to_tenants, to_workers

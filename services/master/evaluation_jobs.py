@@ -1,0 +1,227 @@
+"""Evaluations: pages of episodes in a simulator, or recorded steps of a data set, with one fixed version.
+
+In: a published version, answers of env workers. Out: success rates with their intervals, action errors. Never: a write
+to the policy, or an episode that counts twice: a page is journaled once, and done again from its seeds if its worker
+died.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.journal.records import JobRecord, PageRecord
+from joynexus.contract import first_difference
+from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
+from joynexus.wire import ErrorCode, failure
+from joynexus.wire.back import ActionsEvaluated, EvaluateActions, Rollout, RolloutDone
+from joynexus.wire.front import EvaluationResult, JobInfo
+from services.master.catalog import contract_of
+from services.master.job import Job, Tools, mismatch
+from services.master.outbox import refuse
+from services.master.plan import compile_evaluation, summarize
+from services.master.tasks import DATASETS, EnvAnswer, Task
+
+
+class EvaluationJob(Job):
+    """Episodes of one version in a simulator."""
+
+    spec: EvaluateSpec
+
+    def __init__(self, record: JobRecord, tools: Tools) -> None:
+        super().__init__(record, tools)
+        if not isinstance(record.spec, EvaluateSpec):
+            raise TypeError(f"job {record.job} is no evaluation")
+        self.spec = record.spec
+        self._plan = compile_evaluation(record.spec, page_episodes=tools.config.page_episodes)
+        self._pages: dict[int, PageRecord] = {}
+        self._tasks: dict[int, Task] = {}
+        self._next = 0  # pages before it were given out or are done
+        self._result: EvaluationResult | None = None
+
+    def restore_page(self, record: PageRecord) -> None:
+        """Take a page back from the journal."""
+        self._keep(record)
+
+    def _step(self) -> None:
+        if len(self._pages) == self._plan.pages:
+            self._result = self._summary()
+            self.succeed()
+            return
+        while self._next < self._plan.pages and len(self._tasks) < self.tools.config.job_pages:
+            page, self._next = self._next, self._next + 1
+            if page not in self._pages:
+                self._run(page)
+
+    def _run(self, page: int) -> None:
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        seeds = self._plan.seeds(page)
+
+        def make(task: str, attempt: int) -> Rollout:
+            return Rollout(
+                task=task,
+                attempt=attempt,
+                tenant=self.tenant,
+                policy=policy.name,
+                version=self.record.version,
+                contract=policy.spec.contract,
+                chunk=policy.spec.chunk,
+                env=self.spec.env,
+                seeds=seeds,
+                videos=self._plan.recorded(page),
+                episode_limit=self.spec.episode_limit,
+                execute=self.spec.execute,
+            )
+
+        def done(answer: EnvAnswer) -> None:
+            if not isinstance(answer, RolloutDone) or tuple(e.seed for e in answer.episodes) != seeds:
+                self.fail(
+                    failure(ErrorCode.INTERNAL, "an env worker returned other episodes than asked for: see its log")
+                )
+                return
+            record = PageRecord(
+                tenant=self.tenant,
+                job=self.id,
+                page=page,
+                episodes=answer.episodes,
+                contract_digest=answer.contract_digest,
+                software=answer.software,
+                videos=answer.videos,
+            )
+            use = self.tools.meter.add(self.tenant, policy.name, {"env_s": answer.busy_s})
+            self.tools.outbox.save([record, use], lambda: self._saved(record))
+
+        task = Task(
+            tenant=self.tenant,
+            policy=policy.name,
+            version=self.record.version,
+            need=self._family,
+            make=make,
+            done=done,
+            failed=self.fail,
+        )
+        self._tasks[page] = task
+        self.tools.env.submit(task)
+
+    def _saved(self, record: PageRecord) -> None:
+        self._tasks.pop(record.page, None)
+        self._keep(record)
+        self.advance()
+
+    def _keep(self, record: PageRecord) -> None:
+        if record.page not in self._pages:
+            self._pages[record.page] = record
+            for digest, nbytes in record.videos:
+                self.tools.holdings.hold(self.tenant, digest, nbytes)
+
+    def _summary(self) -> EvaluationResult:
+        pages = [self._pages[page] for page in range(self._plan.pages)]
+        episodes = tuple(episode for page in pages for episode in page.episodes)
+        return summarize(self.record.version, episodes, pages[0].contract_digest, pages[0].software)
+
+    @property
+    def _family(self) -> str:
+        return self.spec.env.partition("/")[0]
+
+    def _release(self) -> None:
+        for task in self._tasks.values():
+            self.tools.env.cancel(task)
+        self._tasks.clear()
+
+    def _missing(self) -> str:
+        if not self.tools.env.serves(self._family):
+            return f"an env worker that serves {self._family}"
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        return missing_inference(self.tools, policy.spec.backbone)
+
+    def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
+        if basic.state == "succeeded" and self._result is None:
+            self._result = self._summary()
+        return msgspec.structs.replace(
+            basic,
+            done=sum(len(page.episodes) for page in self._pages.values()),
+            total=self.spec.episodes,
+            evaluation=None if brief else self._result,
+        )
+
+
+class DatasetEvaluationJob(Job):
+    """Action error of one version on episodes of a data set."""
+
+    spec: EvaluateDatasetSpec
+
+    def __init__(self, record: JobRecord, tools: Tools) -> None:
+        super().__init__(record, tools)
+        if not isinstance(record.spec, EvaluateDatasetSpec):
+            raise TypeError(f"job {record.job} is no evaluation on a data set")
+        self.spec = record.spec
+        self._task: Task | None = None
+
+    def _step(self) -> None:
+        if self._task is not None:
+            return
+        found = self._dataset(self.spec.dataset)
+        if found is None:
+            return
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        outside = [episode for episode in self.spec.episodes if episode >= found.episodes]
+        if outside:
+            raise refuse(
+                ErrorCode.INVALID,
+                f"data set '{self.spec.dataset}' has episodes 0 to {found.episodes - 1}, so there is no {outside[0]}",
+            )
+        difference = first_difference(policy.spec.contract, contract_of(found))
+        if difference is not None:
+            raise mismatch(f"policy '{policy.name}' does not fit data set '{self.spec.dataset}': {difference}")
+
+        def make(task: str, attempt: int) -> EvaluateActions:
+            return EvaluateActions(
+                task=task,
+                attempt=attempt,
+                tenant=self.tenant,
+                policy=policy.name,
+                version=self.record.version,
+                spec=policy.spec,
+                manifest=found.manifest,
+                episodes=self.spec.episodes,
+            )
+
+        def done(answer: EnvAnswer) -> None:
+            if not isinstance(answer, ActionsEvaluated) or answer.result is None:
+                self.fail(failure(ErrorCode.INTERNAL, "an env worker returned no action error: see its log"))
+                return
+            self.tools.meter.add(self.tenant, policy.name, {"env_s": answer.busy_s})
+            self.succeed(action_error=answer.result)
+
+        self._task = Task(
+            tenant=self.tenant,
+            policy=policy.name,
+            version=self.record.version,
+            need=DATASETS,
+            make=make,
+            done=done,
+            failed=self.fail,
+        )
+        if self.record.state == "waiting":
+            self.change(state="running")
+        self.tools.env.submit(self._task)
+
+    def _release(self) -> None:
+        if self._task is not None:
+            self.tools.env.cancel(self._task)
+
+    def _missing(self) -> str:
+        if self._task is None:
+            return ""
+        if not self.tools.env.serves(DATASETS):
+            return "an env worker that reads data sets"
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        return missing_inference(self.tools, policy.spec.backbone)
+
+    def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
+        total = len(self.spec.episodes)
+        return msgspec.structs.replace(basic, done=total if basic.state == "succeeded" else 0, total=total)
+
+
+def missing_inference(tools: Tools, backbone: str) -> str:
+    """Name the inference worker that an evaluation needs, if it is not there."""
+    return "" if tools.acting.serves(backbone) else f"an inference worker with backbone '{backbone}'"

@@ -1,0 +1,192 @@
+"""What all jobs have in common: a record, a state, and one function that does what comes next.
+
+In: anything that may let a job go on. Out: `advance`, which may be called at any time and does what is due. Never:
+progress that is kept here alone: after a restart the same function goes on from what the journal has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import msgspec
+
+from common.journal.records import DatasetRecord, JobRecord
+from joynexus.wire import ErrorCode, Failure, JoyNexusError
+from joynexus.wire.front import JobInfo
+from services.master.acting import Acting
+from services.master.catalog import Catalog
+from services.master.config import CoreConfig
+from services.master.holdings import Holdings
+from services.master.intake import Intake
+from services.master.metering import Meter
+from services.master.outbox import Outbox, refuse
+from services.master.policies import Policies, Policy
+from services.master.serving import Serving
+from services.master.tasks import EnvQueue
+from services.master.training import Training
+
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The parts of the core that jobs use.
+
+    Attributes:
+        wait: have a job advanced when something about this key happens.
+        freed: tell those who wait for a policy that its job has let go of it.
+    """
+
+    outbox: Outbox
+    config: CoreConfig
+    policies: Policies
+    catalog: Catalog
+    holdings: Holdings
+    intake: Intake
+    training: Training
+    serving: Serving
+    acting: Acting
+    env: EnvQueue
+    meter: Meter
+    wait: Callable[[Job, tuple[str, ...]], None]
+    freed: Callable[[Policy], None]
+
+
+class Job(ABC):
+    """One job.
+
+    Attributes:
+        record: its journal row.
+        waiting_for: clause for `JobInfo.message`, if it waits for something.
+    """
+
+    def __init__(self, record: JobRecord, tools: Tools) -> None:
+        self.record = record
+        self.tools = tools
+        self.waiting_for = ""
+        self._advancing = False
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.record.tenant
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.record.job
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will happen."""
+        return self.record.state in ENDED
+
+    def advance(self) -> None:
+        """Do what is due."""
+        if self.ended or self._advancing:
+            return
+        self._advancing = True
+        try:
+            self._step()
+        except JoyNexusError as error:
+            self.fail(error.failure)
+        finally:
+            self._advancing = False
+
+    def change(self, **fields: object) -> None:
+        """Write a change of the record down (sooner or later; it can be derived again)."""
+        self.record = msgspec.structs.replace(self.record, **fields)
+        self.tools.outbox.save([self.record])
+
+    def succeed(self, **fields: object) -> None:
+        """End well."""
+        self._end("succeeded", **fields)
+
+    def fail(self, failure: Failure) -> None:
+        """End with a reason."""
+        if not self.ended:
+            self._end("failed", error=failure)
+
+    def cancel(self) -> None:
+        """End because the tenant wants it."""
+        if not self.ended:
+            self._end("cancelled")
+
+    def info(self, since: int = 0, *, brief: bool = False) -> JobInfo:
+        """Describe it.
+
+        Args:
+            since: only this part of the curve.
+            brief: leave curve and results out.
+        """
+        record = self.record
+        waits = "" if self.ended else self.waiting_for or self._missing()
+        state = "waiting" if waits and record.state == "running" else record.state
+        message = f"waits for {waits}" if waits else record.error.message if record.error else ""
+        ended = record.ended_s or self.tools.outbox.now
+        basic = JobInfo(
+            job=record.job,
+            spec=record.spec,
+            state=state,
+            done=0,
+            total=0,
+            version=record.version,
+            initial_version=record.initial_version,
+            seconds=max(0.0, ended - record.accepted_s),
+            message=message,
+            error=record.error,
+            action_error=None if brief else record.action_error,
+        )
+        return self._describe(basic, since, brief=brief)
+
+    def _dataset(self, name: str) -> DatasetRecord | None:
+        """Return the job's data set once it is ready; until then wait for it.
+
+        Raises:
+            JoyNexusError: it does not exist, or is faulty.
+        """
+        found = self.tools.catalog.find(self.tenant, name)
+        if found.state == "checking":
+            self.waiting_for = self.tools.catalog.waits_for(found) or f"data set '{name}', which is being checked"
+            self.tools.wait(self, dataset_key(found.tenant, found.dataset))
+            return None
+        self.waiting_for = ""
+        return self.tools.catalog.ready(self.tenant, name)
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Do what is due; may be called at any time."""
+
+    @abstractmethod
+    def _missing(self) -> str:
+        """Name the kind of worker that is needed now and not there; empty if none."""
+
+    @abstractmethod
+    def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
+        """Fill in progress and results."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give up what it holds; it has ended."""
+
+    def _end(self, state: str, **fields: object) -> None:
+        self.change(state=state, ended_s=self.tools.outbox.now, **fields)
+        self.waiting_for = ""
+        outcome = self.record.error.message if self.record.error else ""
+        self.tools.outbox.log("info", "job_ended", tenant=self.tenant, job=self.id, state=state, reason=outcome)
+        self._release()
+
+
+def dataset_key(tenant: str, name: str) -> tuple[str, ...]:
+    """Return what jobs wait for that need a data set."""
+    return ("dataset", tenant, name)
+
+
+def policy_key(policy: Policy) -> tuple[str, ...]:
+    """Return what jobs wait for that need to drive a policy."""
+    return ("policy", *policy.key)
+
+
+def mismatch(sentence: str) -> JoyNexusError:
+    """A policy and data do not fit each other."""
+    return refuse(ErrorCode.CONTRACT_MISMATCH, sentence)

@@ -1,0 +1,223 @@
+"""All jobs: submitted once, whatever is repeated; found by their tenant alone; woken when they may go on.
+
+In: `SubmitJob`, `GetJob`, `CancelJob`, `ListJobs`, and what happens to policies, data sets and versions. Out:
+`JobInfo`. Never: a job that is not durable acknowledged, or a scan over jobs to find whom an event concerns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
+from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftSpec
+from joynexus.wire import ErrorCode, Failure
+from joynexus.wire.front import CancelJob, GetJob, JobList, ListJobs, SubmitJob
+from services.master.checks import check_job
+from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
+from services.master.events import FrontMessage
+from services.master.job import Job, Tools, dataset_key, policy_key
+from services.master.ops import Op
+from services.master.outbox import not_found, not_saved, refuse
+from services.master.policies import Policy
+from services.master.training_job import TrainingJob, check_recipe
+
+_LISTED = 500
+
+_KINDS: dict[type, tuple[str, type[TrainingJob] | type[EvaluationJob] | type[DatasetEvaluationJob]]] = {
+    SftSpec: ("sft", TrainingJob),
+    EvaluateSpec: ("evaluate", EvaluationJob),
+    EvaluateDatasetSpec: ("evaluate-dataset", DatasetEvaluationJob),
+}
+
+
+class Jobs:
+    """The registry of jobs.
+
+    Args:
+        make_tools: gives the parts of the core, once it knows how jobs wait.
+    """
+
+    def __init__(self, make_tools: Callable[[Callable[[Job, tuple[str, ...]], None]], Tools]) -> None:
+        self._tools = make_tools(self._wait)
+        self._outbox = self._tools.outbox
+        self._jobs: defaultdict[str, dict[str, Job]] = defaultdict(dict)
+        self._by_key: dict[tuple[str, str], Job] = {}
+        self._unsaved: dict[tuple[str, str], list[FrontMessage]] = {}  # (tenant, key) -> who asked
+        self._numbers: defaultdict[str, int] = defaultdict(int)
+        self._waiting: defaultdict[tuple[str, ...], dict[str, Job]] = defaultdict(dict)
+
+    # Requests
+
+    def on_submit(self, asked: FrontMessage, message: SubmitJob) -> None:
+        """Start a job, or find that it was started."""
+        if not 1 <= len(message.key) <= 200:
+            raise refuse(ErrorCode.INVALID, "key must have 1 to 200 characters, so that asking again is safe")
+        place = (asked.tenant, message.key)
+        known = self._by_key.get(place)
+        if known is not None:
+            if known.record.spec != message.spec:
+                raise refuse(ErrorCode.CONFLICT, "this key was used for another job before: use a new one")
+            if place in self._unsaved:
+                self._unsaved[place].append(asked)
+            else:
+                self._outbox.answer(asked, known.info())
+            return
+        job = self._make(asked.tenant, message)
+        self._by_key[place] = job
+        self._unsaved[place] = [asked]
+
+        def saved() -> None:
+            self._jobs[job.tenant][job.id] = job
+            for waiter in self._unsaved.pop(place):
+                self._outbox.answer(waiter, job.info())
+            job.advance()
+
+        def lost(reason: str) -> None:
+            del self._by_key[place]
+            for waiter in self._unsaved.pop(place):
+                self._outbox.answer(waiter, not_saved("the job", reason).failure)
+
+        self._outbox.save([job.record], saved, lost)
+
+    def on_get(self, asked: FrontMessage, message: GetJob) -> None:
+        """Describe a job."""
+        self._outbox.answer(asked, self._get(asked.tenant, message.job).info(message.since))
+
+    def on_cancel(self, asked: FrontMessage, message: CancelJob) -> None:
+        """Stop a job; one that has ended stays as it ended."""
+        job = self._get(asked.tenant, message.job)
+        job.cancel()
+        self._outbox.answer(asked, job.info())
+
+    def on_list(self, asked: FrontMessage, message: ListJobs) -> None:
+        """Describe the tenant's newest jobs."""
+        jobs = sorted(self._jobs.get(asked.tenant, {}).values(), key=lambda job: -job.record.number)
+        self._outbox.answer(asked, JobList(jobs=tuple(job.info(brief=True) for job in jobs[:_LISTED])))
+
+    def running(self, tenant: str | None) -> int:
+        """Number of jobs that have not ended, of one tenant or of all (for status)."""
+        of = self._jobs.values() if tenant is None else [self._jobs.get(tenant, {})]
+        return sum(not job.ended for jobs in of for job in jobs.values())
+
+    # What happens
+
+    def op_finished(self, policy: Policy, op: Op) -> None:
+        """An op's outcome is durable."""
+        job = self._jobs.get(policy.tenant, {}).get(op.record.job) if op.record.job else None
+        if isinstance(job, TrainingJob):
+            job.op_finished(policy, op)
+
+    def covering(self, policy: Policy, seq: int) -> Sequence[Record]:
+        """A checkpoint is about to cover ops up to `seq`: write the loss curves down, whose ops will be forgotten."""
+        by_job: defaultdict[str, list[Op]] = defaultdict(list)
+        for number in range(policy.covered + 1, seq + 1):
+            op = policy.ops[number]
+            if op.record.job:
+                by_job[op.record.job].append(op)
+        records: list[Record] = []
+        for name, ops in by_job.items():
+            job = self._jobs.get(policy.tenant, {}).get(name)
+            curve = job.fold(ops) if isinstance(job, TrainingJob) else None
+            if curve is not None:
+                records.append(curve)
+        return records
+
+    def covered(self, policy: Policy) -> None:
+        """A checkpoint is durable."""
+        job = self._jobs.get(policy.tenant, {}).get(policy.job)
+        if job is not None:
+            job.advance()
+
+    def dataset_settled(self, key: tuple[str, str]) -> None:
+        """A data set has become ready or faulty."""
+        self._wake(dataset_key(*key))
+
+    def policy_freed(self, policy: Policy) -> None:
+        """Nobody drives a policy any more."""
+        self._wake(policy_key(policy))
+
+    def version_settled(self, policy: Policy, version: int, error: Failure | None) -> None:
+        """Inference has applied or refused a version, or there is no inference any more."""
+        job = self._jobs.get(policy.tenant, {}).get(policy.job)
+        if job is not None and job.record.version == version:
+            if error is not None:
+                job.fail(error)
+            job.advance()
+
+    # Restart
+
+    def restore(self, record: JobRecord | PageRecord | CurveRecord) -> None:
+        """Take a record back from the journal."""
+        if isinstance(record, JobRecord):
+            job = _KINDS[type(record.spec)][1](record, self._tools)
+            self._jobs[record.tenant][record.job] = job
+            self._by_key[record.tenant, record.key] = job
+            self._numbers[record.tenant] = max(record.number, self._numbers[record.tenant])
+            return
+        owner = self._jobs.get(record.tenant, {}).get(record.job)
+        if isinstance(owner, EvaluationJob) and isinstance(record, PageRecord):
+            owner.restore_page(record)
+        elif isinstance(owner, TrainingJob) and isinstance(record, CurveRecord):
+            owner.restore_curve(record)
+
+    def resume(self) -> None:
+        """Everything is restored: go on with every job that has not ended, the oldest first."""
+        jobs = [job for jobs in self._jobs.values() for job in jobs.values()]
+        for job in jobs:
+            if isinstance(job, TrainingJob):
+                job.restore_ops()
+        for job in sorted(jobs, key=lambda job: job.record.accepted_s):
+            job.advance()
+
+    # Inside
+
+    def _make(self, tenant: str, message: SubmitJob) -> Job:
+        """Check a job and give it a number.
+
+        Raises:
+            JoyNexusError: it could never run.
+        """
+        spec, tools = message.spec, self._tools
+        check_job(spec)
+        version = 0
+        if isinstance(spec, SftSpec):
+            tools.catalog.find(tenant, spec.dataset)
+            policy = tools.policies.find(tenant, spec.policy)
+            if policy is not None:
+                check_recipe(policy, spec)
+            else:
+                tools.policies.check_head(spec.create.backbone, spec.create.head)
+        else:
+            found = tools.policies.version(tenant, spec.policy, spec.version)
+            version = found.version
+            if found.refused:
+                raise refuse(ErrorCode.NOT_FOUND, f"version {version} cannot be served: {found.refused}")
+            if isinstance(spec, EvaluateDatasetSpec):
+                tools.catalog.find(tenant, spec.dataset)
+        self._numbers[tenant] += 1
+        name, kind = _KINDS[type(spec)]
+        record = JobRecord(
+            tenant=tenant,
+            job=f"{name}-{self._numbers[tenant]}",
+            key=message.key,
+            number=self._numbers[tenant],
+            spec=spec,
+            accepted_s=self._outbox.now,
+            state="running" if isinstance(spec, EvaluateSpec) else "waiting",
+            version=version,
+        )
+        return kind(record, tools)
+
+    def _get(self, tenant: str, name: str) -> Job:
+        job = self._jobs.get(tenant, {}).get(name)
+        if job is None:
+            raise not_found("job", name)
+        return job
+
+    def _wait(self, job: Job, key: tuple[str, ...]) -> None:
+        self._waiting[key][f"{job.tenant}/{job.id}"] = job
+
+    def _wake(self, key: tuple[str, ...]) -> None:
+        for job in self._waiting.pop(key, {}).values():
+            job.advance()

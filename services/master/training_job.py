@@ -1,0 +1,369 @@
+"""An SFT job: batches drawn ahead, one `train_step` op a step, checkpoints, publication.
+
+In: a ready data set, pages of indices, outcomes of its ops. Out: ops under the policy's sequence, the loss curve.
+Never: a position of its own: op number `i` of the plan has seq `first_seq + i`, so the policy's `next_seq` says how far
+it is.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from common.journal.records import CurveRecord, DatasetRecord, JobRecord, OpRecord
+from joynexus.contract import first_difference
+from joynexus.specs import PolicySpec, SftPolicy, SftSpec
+from joynexus.wire import ErrorCode, failure
+from joynexus.wire.back import IndicesDrawn, SampleIndices
+from joynexus.wire.front import JobInfo
+from services.master.catalog import contract_of
+from services.master.checks import recipe_difference
+from services.master.intake import feature_scope
+from services.master.job import Job, Tools, mismatch, policy_key
+from services.master.metering import NO_POLICY
+from services.master.ops import Op
+from services.master.outbox import refuse
+from services.master.plan import TrainingPlan, compile_training
+from services.master.policies import Policy
+from services.master.tasks import SAMPLER, EnvAnswer, Task
+
+_CURVE_POINTS = 50_000
+"""Points of the curve in one answer; whoever wants more asks again with `since`."""
+
+
+class TrainingJob(Job):
+    """Supervised fine-tuning of one policy on one data set."""
+
+    spec: SftSpec
+
+    def __init__(self, record: JobRecord, tools: Tools) -> None:
+        super().__init__(record, tools)
+        if not isinstance(record.spec, SftSpec):
+            raise TypeError(f"job {record.job} is no training job")
+        self.spec = record.spec
+        self._losses = array("d")
+        self._folded = 0  # steps that curve records have
+        self._samples = 0
+        self._forwards = 0
+        self._vetoes = 0
+        self._busy = False  # something is on its way to the journal that it has to wait for
+        self._pages: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._drawing: dict[int, Task] = {}
+
+    # What happens to it
+
+    def op_finished(self, policy: Policy, op: Op) -> None:
+        """One of its ops is done, and that is durable."""
+        self._note(op)
+        error = op.done.result.error if op.done else None
+        if error is None:
+            self._vetoes = 0
+        elif error.code is ErrorCode.NON_FINITE and op.record.kind == "train_step":
+            self._vetoes += 1
+            if self._vetoes >= self.tools.config.vetoes:
+                times = f"{self._vetoes} steps in a row were vetoed, so the job stops: lower the learning rate"
+                self.fail(failure(error.code, f"{error.message} ({times})"))
+        else:
+            self.fail(error)
+        self.advance()
+
+    def fold(self, ops: Sequence[Op]) -> CurveRecord | None:
+        """A checkpoint is about to cover these of its ops: give the part of the curve that is not written down yet."""
+        steps = [op for op in ops if op.record.kind == "train_step" and self._index(op) >= self._folded]
+        outcomes = [op.done for op in steps if op.done is not None]
+        if not outcomes:
+            return None
+        record = CurveRecord(
+            tenant=self.tenant,
+            job=self.id,
+            first=self._folded,
+            losses=array("d", [_loss(op) for op in steps]).tobytes(),
+            samples=sum(done.samples for done in outcomes),
+            backbone_forwards=sum(done.backbone_forwards for done in outcomes),
+        )
+        self._folded += len(steps)
+        return record
+
+    def restore_curve(self, record: CurveRecord) -> None:
+        """Take a part of the curve back; they come in order."""
+        self._losses.frombytes(record.losses)
+        self._folded = len(self._losses)
+        self._samples += record.samples
+        self._forwards += record.backbone_forwards
+
+    def restore_ops(self) -> None:
+        """Take back what the ops above the checkpoint say; the policy is restored."""
+        policy = self.tools.policies.find(self.tenant, self.spec.policy)
+        if policy is None or not self.record.first_seq:
+            return
+        if not self.ended:
+            self._drive(policy)
+        end = self.record.first_seq + self._plan().total
+        for seq in range(max(self.record.first_seq, policy.forgotten + 1), min(end, policy.next_seq)):
+            op = policy.ops[seq]
+            if op.record.job == self.id:
+                self._note(op)
+
+    # What it does
+
+    def _step(self) -> None:
+        if self._busy:
+            return
+        if not self.record.first_seq:
+            self._start()
+            return
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        plan = self._plan()
+        self._issue(policy, plan)
+        last = self.record.first_seq + plan.total - 1
+        if policy.next_seq <= last or policy.applied < last:
+            return
+        if policy.covered < last:
+            self.tools.training.want_checkpoint(policy)
+        elif len(self._losses) == plan.steps and (self.record.version or not plan.final):
+            self._conclude(policy)
+
+    def _start(self) -> None:
+        spec = self.spec
+        found = self._dataset(spec.dataset)
+        if found is None:
+            return
+        if spec.holdout_episodes >= found.episodes:
+            raise refuse(
+                ErrorCode.INVALID,
+                f"holdout_episodes is {spec.holdout_episodes}, but data set '{spec.dataset}' has {found.episodes} "
+                f"episodes: hold out at most {found.episodes - 1}",
+            )
+        policy = self.tools.policies.find(self.tenant, spec.policy)
+        if policy is None:
+            self._create(found)
+            return
+        check_recipe(policy, spec)
+        difference = first_difference(policy.spec.contract, contract_of(found))
+        if difference is not None:
+            raise mismatch(f"policy '{policy.name}' does not fit data set '{spec.dataset}': {difference}")
+        if policy.driver:
+            driver = f"job '{policy.job}'" if policy.job else "the loop"
+            self.waiting_for = f"{driver}, which drives policy '{policy.name}'"
+            self.tools.wait(self, policy_key(policy))
+            return
+        self._begin(policy, found)
+
+    def _create(self, found: DatasetRecord) -> None:
+        create = self.spec.create
+        fields = {field: getattr(create, field) for field in SftPolicy.__struct_fields__}
+        statistics = None if create.normalization == "none" else found.statistics
+        spec = PolicySpec(**fields, contract=contract_of(found), statistics=statistics)
+        self._busy = True
+
+        def then(outcome: Policy | str) -> None:
+            self._busy = False
+            self._go_on(failed=not isinstance(outcome, Policy))
+
+        try:
+            self.tools.policies.create(self.tenant, self.spec.policy, spec, then)
+        except BaseException:
+            self._busy = False
+            raise
+
+    def _begin(self, policy: Policy, found: DatasetRecord) -> None:
+        """Take the lease and fix where the job's ops begin, durably, before the first of them."""
+        record = msgspec.structs.replace(
+            self.record,
+            state="running",
+            first_seq=policy.next_seq,
+            initial=self.spec.publish_initial and not policy.versions,
+            manifest=found.manifest,
+            feature_scope=feature_scope(self.tenant, found.tenant, found.dataset),
+        )
+        self._drive(policy)
+        self._busy = True
+
+        def saved() -> None:
+            self._busy = False
+            if not self.ended:
+                self.record = record
+                self.waiting_for = ""
+                self.advance()
+
+        def lost(reason: str) -> None:
+            self._busy = False
+            self._let_go(policy)
+            self._go_on(failed=True)
+
+        self.tools.outbox.save([record], saved, lost)
+
+    def _issue(self, policy: Policy, plan: TrainingPlan) -> None:
+        """Have as many of the next ops accepted as may wait and as there are batches for."""
+        records: list[OpRecord] = []
+        publishes = 0
+        while True:
+            seq = policy.next_seq + len(records)
+            index = seq - self.record.first_seq
+            if index >= plan.total or seq - 1 - policy.applied >= self.tools.config.job_ops:
+                break
+            planned = plan.op(index)
+            record = OpRecord(tenant=self.tenant, policy=policy.name, seq=seq, kind=planned.kind, job=self.id)
+            if planned.kind == "publish":
+                record = msgspec.structs.replace(record, version=policy.next_version + publishes)
+                publishes += 1
+            else:
+                indices = self._batch(plan, planned.step)
+                if indices is None:
+                    break
+                record = msgspec.structs.replace(
+                    record,
+                    manifest=self.record.manifest,
+                    feature_scope=self.record.feature_scope,
+                    indices=indices,
+                )
+            records.append(record)
+        if records:
+            self.tools.intake.accept_of_job(policy, records, lambda: self._go_on(failed=True))
+
+    def _conclude(self, policy: Policy) -> None:
+        """Everything is trained and covered: see the version into service."""
+        number = self.record.version
+        if not number:
+            self.succeed()
+            return
+        version = policy.versions[number]
+        if version.refused:
+            self.fail(failure(ErrorCode.INTERNAL, f"version {number} was refused by inference: {version.refused}"))
+        elif self.tools.serving.pending(policy, number):
+            if self.record.state != "publishing":
+                self.change(state="publishing")
+        else:
+            self.succeed()
+
+    # Batches
+
+    def _batch(self, plan: TrainingPlan, step: int) -> tuple[int, ...] | None:
+        """Return a step's indices; None while they are drawn. Pages behind it are dropped, those ahead drawn."""
+        first, _ = plan.page(step)
+        for old in [page for page in self._pages if page < first]:
+            del self._pages[old]
+        for ahead in range(self.tools.config.pages_ahead):
+            page = first + ahead * plan.page_steps
+            if page < plan.steps and page not in self._pages and page not in self._drawing:
+                self._draw(plan, page)
+        batches = self._pages.get(first)
+        return None if batches is None else batches[step - first]
+
+    def _draw(self, plan: TrainingPlan, page: int) -> None:
+        first, steps = plan.page(page)
+
+        def make(task: str, attempt: int) -> SampleIndices:
+            return SampleIndices(
+                task=task,
+                attempt=attempt,
+                tenant=self.tenant,
+                manifest=self.record.manifest,
+                holdout_episodes=self.spec.holdout_episodes,
+                seed=self.spec.seed,
+                batch_size=self.spec.batch_size,
+                first_step=first,
+                steps=steps,
+            )
+
+        def done(answer: EnvAnswer) -> None:
+            del self._drawing[first]
+            self.tools.meter.add(self.tenant, NO_POLICY, {"env_s": answer.busy_s})
+            if not isinstance(answer, IndicesDrawn) or len(answer.batches) != steps:
+                self.fail(failure(ErrorCode.INTERNAL, f"the sampler did not draw {steps} batches: see its log"))
+                return
+            self._pages[first] = answer.batches
+            self.advance()
+
+        task = Task(tenant=self.tenant, policy=self.spec.policy, need=SAMPLER, make=make, done=done, failed=self.fail)
+        self._drawing[first] = task
+        self.tools.env.submit(task)
+
+    # Details
+
+    def _plan(self) -> TrainingPlan:
+        return compile_training(self.spec, initial=self.record.initial, page_steps=self.tools.config.page_steps)
+
+    def _index(self, op: Op) -> int:
+        return op.record.seq - self.record.first_seq - self.record.initial
+
+    def _note(self, op: Op) -> None:
+        """Take an outcome into the curve, and a version into the record."""
+        done = op.done
+        if done is None:
+            return
+        if op.record.kind == "train_step":
+            if self._index(op) == len(self._losses):
+                self._losses.append(_loss(op))
+                self._samples += done.samples
+                self._forwards += done.backbone_forwards
+        elif done.result.error is None:
+            initial = self.record.initial and op.record.seq == self.record.first_seq
+            field = "initial_version" if initial else "version"
+            if getattr(self.record, field) != op.record.version:
+                self.change(**{field: op.record.version})
+
+    def _go_on(self, *, failed: bool) -> None:
+        """Something is in the journal, or could not be written: try again a little later."""
+        if failed:
+            self.tools.outbox.after(self.tools.config.retry_s, self.advance)
+        else:
+            self.advance()
+
+    def _drive(self, policy: Policy) -> None:
+        policy.job = self.id
+        policy.checkpoint_every = self.spec.checkpoint_every
+
+    def _let_go(self, policy: Policy) -> None:
+        if policy.job == self.id:
+            policy.job = ""
+            policy.checkpoint_every = 0
+            self.tools.freed(policy)
+
+    def _release(self) -> None:
+        for task in self._drawing.values():
+            self.tools.env.cancel(task)
+        self._drawing.clear()
+        self._pages.clear()
+        policy = self.tools.policies.find(self.tenant, self.spec.policy)
+        if policy is not None:
+            self._let_go(policy)
+
+    def _missing(self) -> str:
+        policy = self.tools.policies.find(self.tenant, self.spec.policy)
+        if policy is None or not self.record.first_seq:
+            return ""
+        if policy.applied + 1 < policy.next_seq and not self.tools.training.serves(policy.spec.backbone):
+            return f"a trainer with backbone '{policy.spec.backbone}'"
+        if self._drawing and policy.applied + 1 == policy.next_seq and not self.tools.env.serves(SAMPLER):
+            return "an env worker that draws samples"
+        return ""
+
+    def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
+        since = max(0, since)
+        losses = () if brief else tuple(self._losses[since : since + _CURVE_POINTS])
+        return msgspec.structs.replace(
+            basic,
+            done=len(self._losses),
+            total=self.spec.steps,
+            losses=losses,
+            samples=self._samples,
+            backbone_forwards=self._forwards,
+        )
+
+
+def check_recipe(policy: Policy, spec: SftSpec) -> None:
+    """Refuse to train a policy that exists with another recipe; a `create` that says nothing takes it as it is."""
+    difference = None if spec.create == SftPolicy() else recipe_difference(policy.spec, spec.create)
+    if difference is not None:
+        raise refuse(
+            ErrorCode.CONFLICT,
+            f"policy '{policy.name}' exists with another recipe: {difference}; use another name, or leave 'create' out",
+        )
+
+
+def _loss(op: Op) -> float:
+    return op.done.result.metrics.get("loss", math.nan) if op.done else math.nan
