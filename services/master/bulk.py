@@ -14,6 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 
@@ -32,6 +33,21 @@ log = get_logger(__name__)
 Job = Callable[[], object]
 Step = Callable[[BlobMessage], None]
 
+
+class Rights(Protocol):
+    """What the core is asked: see `MasterCore`."""
+
+    def may_read(self, tenant: str, digest: str) -> bool:
+        """Tell whether a tenant may read this blob."""
+        ...
+
+    def refuse_upload(self, tenant: str, digest: str, nbytes: int) -> Failure | None:
+        """Say why a tenant may not upload so much; None if it may."""
+        ...
+
+
+Question = Callable[[Rights], None]
+
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Largest chunk that may be asked for."""
 
@@ -44,7 +60,7 @@ class BulkService:
         registry: who is who.
         store: the common blob store.
         folder: where tenants' uploads grow, on the store's file system.
-        ask: has the core asked (in the master's thread) whether a tenant may read a blob, and the answer told.
+        ask: has a question put to the core in the master's thread, and the answer told there.
         post: gives the core an event.
         failed: called if this thread fails.
     """
@@ -56,7 +72,7 @@ class BulkService:
         store: BlobStore,
         folder: Path,
         *,
-        ask: Callable[[str, str, Callable[[bool], None]], None],
+        ask: Callable[[Question], None],
         post: Callable[[BlobStored | BlobServed], None],
         failed: Callable[[], object],
     ) -> None:
@@ -169,17 +185,27 @@ class BulkService:
                 self._chunk(request)
 
     def _if_readable(self, request: BlobMessage, yes: Step, no: Step) -> None:
-        """Go on with `yes` if the asker may read the blob, and it is here; else with `no`."""
+        """Go on with `yes` if the asker may read the blob, and it is here; else with `no`, if there is room for it."""
         digest = request.message.digest
-
-        def told(allowed: bool) -> None:
-            step = yes if allowed and self._store.has(digest) else no
-            self._do(lambda: self._step(step, request))
-
-        if request.tenant:
-            self._ask(request.tenant, digest, told)
-        else:
+        if not request.tenant:
             self._step(yes if self._store.has(digest) else no, request)
+            return
+        nbytes = request.message.nbytes if isinstance(request.message, BlobBegin) else 0
+
+        def question(rights: Rights) -> None:
+            readable = rights.may_read(request.tenant, digest)
+            refused = None if readable else rights.refuse_upload(request.tenant, digest, nbytes)
+            self._do(lambda: go_on(readable, refused))
+
+        def go_on(readable: bool, refused: Failure | None) -> None:
+            if readable and self._store.has(digest):
+                self._step(yes, request)
+            elif refused is not None:
+                self._fail(request, refused)
+            else:
+                self._step(no, request)
+
+        self._ask(question)
 
     def _read(self, request: BlobMessage) -> None:
         message = request.message

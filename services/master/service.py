@@ -1,0 +1,246 @@
+"""The master's shell: one loop that moves frames between sockets and the core, and threads for what takes long.
+
+In: settings. Out: a running master. Never: a decision about tenants' work (the core makes them), a decoded buffer, an
+`await`, or a wait for anything but the next thing to happen.
+
+    front, back  ──► gate ──► core ──► send at once
+                               │  ▲
+                     records   ▼  │  "on disk"        the journal's thread (commit.py)
+                     questions ◄──►  blobs            the thread of the bulk sockets (bulk.py)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import zmq
+
+from common.blobs import BlobStore
+from common.journal.journal import Journal, journal_url
+from common.journal.records import Record
+from common.settings import MasterSettings
+from common.telemetry import get_logger
+from common.transport import Authenticator
+from joynexus.keys import KeyRegistry
+from joynexus.transport import Context, Socket
+from joynexus.wire import Message, encode
+from services.master.bulk import BulkService, Question
+from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources
+from services.master.commit import Committer
+from services.master.config import CoreConfig
+from services.master.core import MasterCore
+from services.master.doors import Wakeup, look_up, open_doors, receive, send
+from services.master.events import BlobStored, Door, Event, FrontMessage, Peer, Tick, Undeliverable
+from services.master.gate import BlobMessage, Refused, admit
+from services.master.oplog import OpLog
+from services.master.sources import ShellSources
+
+log = get_logger(__name__)
+
+EXIT_THREAD = 70
+"""Exit code when a thread of the master failed."""
+
+AT_ONCE = 128
+"""Messages taken from one socket before the other gets its turn and the journal its records."""
+
+
+class MasterService:
+    """A master on its sockets.
+
+    Args:
+        settings: of this master.
+
+    Raises:
+        ValueError: if keys are missing, an address is taken, or the journal is of a newer release.
+    """
+
+    def __init__(self, settings: MasterSettings) -> None:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(journal_url(settings.state_dir / "journal.db"))
+        blobs = settings.blobs_dir or settings.state_dir / "blobs"
+        self._store = BlobStore(blobs)
+        self._core = make_core(settings, ShellSources(self._journal, self._store), _now())
+        self._registry = KeyRegistry(settings.keys_dir / "registry.json")
+        self._context: Context = zmq.Context()
+        self._authenticator = Authenticator(self._context, self._registry)
+        self._wakeup = Wakeup()
+        self._inbox: deque[Event] = deque()
+        self._questions: deque[Question] = deque()
+        self._unwritten: list[tuple[int, Sequence[Record]]] = []
+        self._oplog = OpLog()
+        self._stopping = False
+        self.counts: Counter[str] = Counter()
+        try:
+            sockets = open_doors(self._context, settings)
+        except ValueError:
+            self._authenticator.stop()
+            self._context.term()
+            raise
+        self._sockets: dict[Door, Socket] = {door: sockets[door] for door in ("back", "front")}
+        self._committer = Committer(self._journal, self._post_all, _give_up)
+        self._bulk = BulkService(
+            {door: sockets[door] for door in ("back_bulk", "front_bulk")},
+            self._registry,
+            self._store,
+            blobs / "uploads",
+            ask=self._ask,
+            post=lambda event: self._post_all([event]),
+            failed=_give_up,
+        )
+
+    def run(self) -> None:
+        """Serve until `stop`; then write what waits, answer it, and return."""
+        # The default of 5 ms would let the journal's thread hold up every message for so long.
+        sys.setswitchinterval(0.0005)
+        self._committer.start()
+        self._bulk.start()
+        self._run_commands(self._core.restore(self._journal.load()))
+        poller = zmq.Poller()
+        poller.register(self._wakeup, zmq.POLLIN)
+        for opened in self._sockets.values():
+            poller.register(opened, zmq.POLLIN)
+        while not self._stopping:
+            self._tell(Tick())
+            self._flush()
+            poller.poll(self._timeout_ms())
+            self._wakeup.clear()
+            self._turn()
+        self._close()
+
+    def stop(self) -> None:
+        """End `run`; safe from signal handlers and other threads."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def _turn(self) -> None:
+        self._take_inbox()
+        for door, opened in self._sockets.items():
+            for peer, frames, key in receive(opened, door, at_once=AT_ONCE):
+                event = admit(peer, frames, look_up(self._registry, key))
+                if isinstance(event, Refused):
+                    self._refuse(peer, event)
+                elif not isinstance(event, BlobMessage):  # those come through other doors
+                    if isinstance(event, FrontMessage):
+                        self._oplog.came(event, _now())
+                    self._tell(event)
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            event = self._inbox.popleft()
+            self._tell(event)
+            if isinstance(event, BlobStored):
+                self._bulk.taken(event.digest)
+        while self._questions:
+            self._questions.popleft()(self._core)
+
+    def _tell(self, event: Event) -> None:
+        """Have the core handle an event, and run what it commands; what cannot be sent is an event again."""
+        events = deque([event])
+        while events:
+            events.extend(self._run_commands(self._core.handle(events.popleft(), _now())))
+
+    def _run_commands(self, commands: Iterable[Command]) -> list[Undeliverable]:
+        outcomes = [self._run_command(command) for command in commands]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _run_command(self, command: Command) -> Undeliverable | None:
+        match command:
+            case Send():
+                return self._send(command)
+            case Persist():
+                self._unwritten.append((command.token, command.records))
+            case DeleteBlobs():
+                self._bulk.delete(command.digests)
+            case Log():
+                getattr(log, command.level)(command.event, **command.fields)
+        return None
+
+    def _send(self, command: Send) -> Undeliverable | None:
+        peer = command.peer
+        if peer.door.endswith("_bulk"):
+            self._bulk.reply(peer, command.message, id=command.id, re=command.re)
+            return None
+        frames = encode(
+            command.message, id=command.id, re=command.re, deadline_ms=command.deadline_ms, buffers=command.buffers
+        )
+        if command.re and peer.door == "front":
+            self._oplog.goes(peer, command.re, command.message, _now())
+        if send(self._sockets[peer.door], peer, frames):
+            return None
+        self.counts["undeliverable"] += 1
+        return Undeliverable(peer=peer, id=command.id)
+
+    def _refuse(self, peer: Peer, refused: Refused) -> None:
+        self.counts[refused.reason] += 1
+        count = self.counts[refused.reason]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
+            log.warning("message refused", reason=refused.reason, why=refused.failure.message, count=count)
+        answer: Message = refused.failure
+        send(self._sockets[peer.door], peer, encode(answer, id=f"x{count}", re=refused.re))
+
+    def _flush(self) -> None:
+        if self._unwritten:
+            self._committer.submit(self._unwritten)
+            self._unwritten = []
+
+    def _timeout_ms(self) -> int:
+        if self._inbox or self._questions:
+            return 0
+        deadline = self._core.next_deadline()
+        if deadline is None:
+            return 1000
+        return max(0, min(1000, int(1000 * (deadline - _now())) + 1))
+
+    def _close(self) -> None:
+        log.info("stopping")
+        self._flush()
+        self._committer.stop()
+        self._take_inbox()  # the last acknowledgements
+        self._bulk.stop()
+        for opened in self._sockets.values():
+            opened.close(500)
+        self._authenticator.stop()
+        self._context.term()
+        self._journal.close()
+
+    # Called from other threads
+
+    def _post_all(self, events: Sequence[Event]) -> None:
+        self._inbox.extend(events)
+        self._wakeup.set()
+
+    def _ask(self, question: Question) -> None:
+        self._questions.append(question)
+        self._wakeup.set()
+
+
+_EPOCH = time.time() - time.monotonic()
+
+
+def _now() -> float:
+    """Seconds since the Unix epoch that never jump: the wall clock at start, monotonic from there."""
+    return _EPOCH + time.monotonic()
+
+
+def make_core(settings: MasterSettings, sources: Sources, now: float) -> MasterCore:
+    """Make the core that these settings ask for."""
+    config = CoreConfig(
+        beat_ms=settings.beat_ms,
+        silent_s=settings.silent_s,
+        batch_rows=settings.batch_rows,
+        batch_wait_s=settings.batch_wait_ms / 1000,
+        max_inflight_ops=settings.max_inflight_ops,
+        quota_bytes=settings.quota_bytes,
+    )
+    prefix, numbers = os.urandom(8).hex(), itertools.count(1)
+    return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now)
+
+
+def _give_up() -> None:
+    """End the process: a master without one of its threads is better started anew."""
+    os._exit(EXIT_THREAD)
