@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.blobs import BlobStore
 from joynexus.contract import Camera, Contract
 from joynexus.datasets import DatasetManifest, EpisodeEntry
 from services.env.datasets.check import Scan, scan_dataset
 from services.env.datasets.pictures import Picture, decode_column, decode_video
 from services.env.datasets.statistics import compute_statistics
 
+
+class BlobSink(Protocol):
+    """What of a `BlobStore` preparing needs."""
+
+    def new_file(self) -> AbstractContextManager[Path]:
+        """Give a path to write a blob to."""
+
+    def put_file(self, path: Path, *, move: bool = False) -> tuple[str, int]:
+        """Store a file; returns digest and size."""
+
+
 _DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8"}
 
 
 def prepare_dataset(
     folder: Path,
-    blobs: BlobStore,
+    blobs: BlobSink,
     *,
     image_side: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -37,7 +48,7 @@ def prepare_dataset(
 
     Args:
         folder: LeRobot v2.0, v2.1 or v3.0 folder.
-        blobs: where the episodes go.
+        blobs: where the episodes go, such as a `BlobStore`.
         image_side: if given, larger pictures are shrunk until their longer side has this many pixels; the contract's
             cameras say so.
         progress: called with (episodes done, episodes in all).
@@ -80,7 +91,7 @@ def _resized(contract: Contract, image_side: int | None) -> Contract:
     return msgspec.structs.replace(contract, cameras=tuple(resize(camera) for camera in contract.cameras))
 
 
-def _store_episode(scan: Scan, number: int, contract: Contract, blobs: BlobStore) -> EpisodeEntry:
+def _store_episode(scan: Scan, number: int, contract: Contract, blobs: BlobSink) -> EpisodeEntry:
     rows, length = scan.rows[number], len(scan.rows[number].state)
     tensors: list[tuple[str, tuple[int, ...], str, Iterator[npt.NDArray[np.generic]]]] = [
         ("timestamp", (length,), "float64", iter([rows.timestamp])),

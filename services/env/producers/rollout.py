@@ -19,6 +19,9 @@ from services.env.simulators.pool import Lost
 
 Actions = npt.NDArray[np.float32]
 
+LIMIT = "limit"
+"""Why an episode failed that ran to its end."""
+
 
 class Rows(Protocol):
     """What of a `SimulatorPool` a rollout uses."""
@@ -56,7 +59,7 @@ class EpisodeResult(NamedTuple):
         success: whether the task was solved.
         steps: actions executed.
         reward: sum of rewards.
-        failure: empty on success; else why not, such as "the limit of 200 steps was reached".
+        failure: empty on success; else `limit`, or that the simulator was lost.
         chunks: how often the policy was asked.
         frames: one picture a step, if the episode was recorded.
     """
@@ -178,5 +181,5 @@ def run_episodes(
             if result.success:
                 end(row, True, "")
             elif result.done or episode.steps >= episode_limit:
-                end(row, False, f"the limit of {episode.steps} steps was reached")
+                end(row, False, LIMIT)
     return [results[seed] for seed in seeds]

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -160,6 +161,10 @@ class SimulatorPool:
         """Process ids of the workers."""
         return tuple(host.pid for host in self._hosts)
 
+    def cpu_s(self) -> float:
+        """CPU seconds that the worker processes used so far, those that were replaced too."""
+        return sum(host.cpu_s() for host in self._hosts)
+
     def close(self) -> None:
         """End all worker processes."""
         for host in self._hosts:
@@ -252,6 +257,7 @@ class _Host:
     def __init__(self, make: Make, make_simulator: worker.MakeSimulator, make_s: float) -> None:
         self._make, self._make_simulator, self._make_s = make, make_simulator, make_s
         self.task = make.task
+        self._ended_cpu_s = 0.0
         self._start()
 
     def _start(self) -> None:
@@ -278,7 +284,11 @@ class _Host:
     def hang_up(self) -> None:
         self.pipe.close()
 
+    def cpu_s(self) -> float:
+        return self._ended_cpu_s + _cpu_s(self.pid)
+
     def kill(self, patience_s: float = 0.0) -> None:
+        self._ended_cpu_s += _cpu_s(self.pid)
         self._process.join(patience_s)
         if self._process.is_alive():
             os.kill(self.pid, signal.SIGKILL)
@@ -290,3 +300,12 @@ class _Host:
         self.hang_up()
         self.kill()
         self._start()
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process (Linux), 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,222 @@
+"""Work of the `data` lane: prepare data sets, draw pages of batches, compare actions with recorded ones.
+
+In: messages of the master. Out: their answers. Never: a path from a message (a mounted set is one of those that were
+found at start; a pushed one is made of blobs), a simulator, or torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from common.blobs import BlobStoreFullError
+from common.prepared import PreparedDataset, training_indices
+from joynexus.contract import first_difference
+from joynexus.datasets import DatasetManifest, Fault
+from joynexus.specs import NAME_PATTERN
+from joynexus.wire import ErrorCode, JoyNexusError, failure, limits
+from joynexus.wire.back import (
+    ActionsEvaluated,
+    DatasetPrepared,
+    EvaluateActions,
+    IndicesDrawn,
+    PrepareDataset,
+    SampleIndices,
+)
+from joynexus.wire.front import ActionError, FileEntry
+from services.env.asking import Asker
+from services.env.datasets.prepare import prepare_dataset
+from services.env.datasets.report import DatasetError
+from services.env.producers.action_error import ActionErrors
+from services.env.producers.sampler import batch_indices
+
+_ACT_BYTES = 2 * 1024 * 1024  # pictures sent with one request to act
+_decode_manifest = msgspec.msgpack.Decoder(DatasetManifest).decode
+
+
+class Blobs(Protocol):
+    """What of `BlobAccess` this needs."""
+
+    def fetch(self, digest: str) -> Path:
+        """Return a blob's file."""
+
+    def read(self, digest: str) -> bytes:
+        """Return a blob's content."""
+
+    def put_bytes(self, data: bytes | memoryview) -> str:
+        """Store bytes."""
+
+    def put_file(self, path: Path, *, move: bool = True) -> tuple[str, int]:
+        """Store a file."""
+
+
+def find_mounted(folder: Path | None) -> dict[str, Path]:
+    """Return the data sets in the operator's folder, by a name that may stand in jobs.
+
+    A folder's name is taken in lower case with '-' for each other character: `Pick.v2` is named `pick-v2`. Where two
+    folders would get one name, the first in alphabetical order has it.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else ():
+        name = re.sub(r"[^a-z0-9_-]", "-", path.name.lower())
+        if (path / "meta" / "info.json").is_file() and NAME_PATTERN.fullmatch(name):
+            found.setdefault(name, path)
+    return found
+
+
+class DataWork:
+    """Does the work of the `data` lane.
+
+    Args:
+        blobs: where blobs come from and go.
+        scratch: folder for files that are deleted again.
+        mounted: data sets in the operator's folder, by name.
+        alive: called now and then, to say that this worker lives.
+    """
+
+    def __init__(
+        self, blobs: Blobs, scratch: Path, mounted: dict[str, Path], alive: Callable[[], None] = lambda: None
+    ) -> None:
+        self._blobs, self._scratch, self._mounted, self._alive = blobs, scratch, mounted, alive
+        self._sets: dict[str, PreparedDataset] = {}
+        scratch.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self, message: PrepareDataset) -> DatasetPrepared:
+        """Read and check a data set; faults are its answer, never an exception for what is in the set."""
+        busy = time.thread_time()
+
+        def answer(manifest: DatasetManifest | None, faults: tuple[Fault, ...]) -> DatasetPrepared:
+            encoded = msgspec.msgpack.encode(manifest) if manifest else b""
+            return DatasetPrepared(
+                task=message.task,
+                attempt=message.attempt,
+                manifest=self._blobs.put_bytes(encoded) if manifest else "",
+                manifest_nbytes=len(encoded),
+                blobs=tuple((e.blob, e.nbytes) for e in manifest.episodes) if manifest else (),
+                faults=faults,
+                busy_s=time.thread_time() - busy,
+            )
+
+        try:
+            with self._folder_of(message) as folder:
+                manifest = prepare_dataset(
+                    folder, self, image_side=message.image_side or None, progress=lambda done, total: self._alive()
+                )
+            return answer(manifest, manifest.faults)
+        except DatasetError as error:
+            return answer(None, error.report.faults)
+        except BlobStoreFullError as error:
+            what = f"could not be prepared ({error.strerror}): ask the operator for disk space, then push it again"
+            return answer(None, (Fault(severity="error", where="service", what=what),))
+
+    def draw(self, message: SampleIndices) -> IndicesDrawn:
+        """Draw a page of batches."""
+        busy = time.thread_time()
+        try:
+            allowed = training_indices(self._dataset(message.manifest).manifest, message.holdout_episodes)
+            steps = range(message.first_step, message.first_step + message.steps)
+            pages = (batch_indices(message.seed, step, len(allowed), message.batch_size) for step in steps)
+            batches = tuple(tuple(allowed[page].tolist()) for page in pages)
+        except ValueError as error:
+            reason = failure(ErrorCode.INVALID, str(error))
+            return IndicesDrawn(task=message.task, attempt=message.attempt, error=reason)
+        return IndicesDrawn(
+            task=message.task, attempt=message.attempt, batches=batches, busy_s=time.thread_time() - busy
+        )
+
+    def compare(self, message: EvaluateActions, ask: Asker) -> ActionsEvaluated:
+        """Compare a version's actions with recorded ones.
+
+        Raises:
+            JoyNexusError: what the master answered to a request to act.
+        """
+        busy = time.thread_time()
+        try:
+            result = self._compare(message, ask)
+        except (ValueError, IndexError) as error:
+            reason = failure(ErrorCode.INVALID, str(error))
+            return ActionsEvaluated(task=message.task, attempt=message.attempt, error=reason)
+        return ActionsEvaluated(
+            task=message.task, attempt=message.attempt, result=result, busy_s=time.thread_time() - busy
+        )
+
+    def _compare(self, message: EvaluateActions, ask: Asker) -> ActionError:
+        spec, data = message.spec, self._dataset(message.manifest)
+        difference = first_difference(spec.contract, data.manifest.contract)
+        if difference is not None:
+            raise JoyNexusError(failure(ErrorCode.CONTRACT_MISMATCH, difference.replace("environment", "data set")))
+        statistics = spec.statistics or data.manifest.statistics
+        errors = ActionErrors(statistics.action, spec.chunk)
+        steps = data.sample_range(message.episodes)
+        if len(steps) == 0:
+            raise ValueError("no episode is named: name at least one to evaluate on")
+        step_bytes = sum(3 * camera.height * camera.width for camera in spec.contract.cameras) or 1
+        rows = max(1, min(limits.MAX_ACT_ROWS, _ACT_BYTES // step_bytes))
+        for start in range(0, len(steps), rows):
+            part = steps[start : start + rows]
+            recorded = data.batch(part, spec.chunk)
+            pictures = [data.images(int(step)) for step in part]
+            images = [np.stack(views) for views in zip(*pictures, strict=True)]
+            errors.add(recorded, ask(recorded.state, images, recorded.instructions))
+        return ActionError(version=message.version, **errors.result()._asdict())
+
+    def _dataset(self, manifest: str) -> PreparedDataset:
+        if manifest not in self._sets:
+            try:
+                decoded = _decode_manifest(self._blobs.read(manifest))
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"blob {manifest} is no data set's manifest: {error}") from error
+            self._sets[manifest] = PreparedDataset(decoded, self._blobs.fetch)
+            while len(self._sets) > 8:
+                del self._sets[next(iter(self._sets))]
+        return self._sets[manifest]
+
+    # What preparing asks of a blob store
+
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        """Give a path to write a blob to; what is left there is removed."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            yield Path(folder) / "blob"
+
+    def put_file(self, path: Path, *, move: bool = True) -> tuple[str, int]:
+        """Store a file; returns digest and size."""
+        self._alive()
+        return self._blobs.put_file(path, move=move)
+
+    @contextmanager
+    def _folder_of(self, message: PrepareDataset) -> Iterator[Path]:
+        """Give the data set as a folder: the operator's own, or one made of a pushed set's blobs."""
+        if message.mounted:
+            if message.mounted not in self._mounted:
+                raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, f"data set '{message.mounted}' is not mounted here"))
+            yield self._mounted[message.mounted]
+            return
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            root = Path(folder) / message.dataset
+            root.mkdir()
+            for entry in message.files:
+                self._place(root, entry)
+            yield root
+
+    def _place(self, root: Path, entry: FileEntry) -> None:
+        path = PurePosixPath(entry.path)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise JoyNexusError(failure(ErrorCode.INVALID, f"'{entry.path[:80]}' is not a path inside a data set"))
+        self._alive()
+        target, source = root / path, self._blobs.fetch(entry.digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(source, target)

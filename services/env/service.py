@@ -1,0 +1,169 @@
+"""The env service's shell: two lanes of work, and the connection to the master.
+
+In: settings. Out: a process that prepares data sets, draws batches and runs episodes until it is told to end. Never:
+torch, a simulator in this process (each runs in a worker process with deadlines), or an answer to work that the master
+gave to somebody else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from common.runtime import WorkerRuntime
+from common.settings import EnvSettings
+from common.telemetry import get_logger, log_op
+from joynexus.datasets import Fault
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, Packet, failure
+from joynexus.wire.back import (
+    ActionsEvaluated,
+    DatasetPrepared,
+    EvaluateActions,
+    IndicesDrawn,
+    PrepareDataset,
+    Register,
+    Rollout,
+    RolloutDone,
+    SampleIndices,
+)
+from services.env.asking import Asker
+from services.env.data_work import DataWork, find_mounted
+from services.env.rollout_work import RolloutWork, WarmPools, software
+from services.env.simulators.pool import Deadlines
+from services.env.simulators.registry import prepare_process
+
+log = get_logger(__name__)
+
+DATA_CREDIT = 2
+"""Pieces of work of the data lane at once."""
+DATA_S = 900.0
+"""Preparing a data set must advance (an episode, a file) within this."""
+
+Task = Rollout | PrepareDataset | SampleIndices | EvaluateActions
+
+
+class NoLongerWanted(Exception):  # noqa: N818 - not an error: the way out of a task that was cancelled
+    """The master does not want a task's answer any more."""
+
+
+def run(settings: EnvSettings) -> None:
+    """Serve until told to end."""
+    prepare_process()
+    simulators = ("metaworld",) if importlib.util.find_spec("metaworld") else ()
+    mounted = find_mounted(settings.datasets_dir)
+    detail = {**software(), "mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
+    pools = WarmPools(settings.simulator_processes, Deadlines(make_s=settings.make_s, step_s=settings.step_s))
+    scratch = settings.cache_dir / "scratch"
+    with (
+        WorkerRuntime(settings) as runtime,
+        ThreadPoolExecutor(settings.simulator_processes, "simulator") as simulator_lane,
+        ThreadPoolExecutor(DATA_CREDIT, "data") as data_lane,
+    ):
+        progress = runtime.progress
+
+        def alive(task: str) -> None:
+            progress.advance()
+            if runtime.cancelled(task):
+                raise NoLongerWanted(task)
+
+        data = DataWork(runtime.blobs, scratch, mounted, progress.advance)
+        rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
+        # A rollout advances with each chunk; before the first, its simulator may have to be made.
+        rollout_s = settings.make_s + 2 * settings.step_s + 60.0
+
+        def asker(message: Rollout | EvaluateActions) -> Asker:
+            return Asker(runtime.request, lambda: alive(message.task), message.task, message.attempt, message.policy)
+
+        def do(message: Task) -> Message:
+            match message:
+                case Rollout():
+                    return rollouts.run(message, asker(message))
+                case PrepareDataset():
+                    return data.prepare(message)
+                case SampleIndices():
+                    return data.draw(message)
+                case EvaluateActions():
+                    return data.compare(message, asker(message))
+
+        def finish(message: Task, deadline_s: float) -> None:
+            started = time.monotonic()
+            with progress.phase("working", deadline_s=deadline_s):
+                answer = answer_of(message, do)
+            if answer is not None:
+                runtime.send(answer)
+            _note(message, answer, 1000.0 * (time.monotonic() - started))
+
+        def work(packet: Packet) -> None:
+            message = packet.message
+            if isinstance(message, Rollout):
+                simulator_lane.submit(finish, message, rollout_s)
+            elif isinstance(message, PrepareDataset | SampleIndices | EvaluateActions):
+                data_lane.submit(finish, message, DATA_S)
+            else:
+                log.warning("unexpected_work", kind=packet.header.kind)
+
+        def drain() -> None:
+            simulator_lane.shutdown()
+            data_lane.shutdown()
+            pools.close()
+
+        runtime.register(
+            Register(
+                role="env",
+                incarnation=runtime.incarnation,
+                pid=os.getpid(),
+                credit={"simulator": settings.simulator_processes, "data": DATA_CREDIT},
+                serves=(*simulators, "datasets", "sampler"),
+                mounted=tuple(mounted),
+                detail=detail,
+            )
+        )
+        log.info("ready", **detail)
+        runtime.serve(work, drain=drain)
+
+
+def answer_of(message: Task, do: Callable[[Task], Message]) -> Message | None:
+    """Do a task and return its answer, also if it failed; None if nobody waits for it any more."""
+    try:
+        return do(message)
+    except NoLongerWanted:
+        return None
+    except JoyNexusError as error:
+        return None if error.code is ErrorCode.STALE else _failed(message, error.failure)
+    except Exception:  # a fault of ours in one task: it is logged and answered, the other tasks go on
+        log.exception("task_failed", kind=type(message).__name__, task=message.task, tenant=message.tenant)
+        sentence = f"the env service failed at this: see its log under task {message.task}"
+        return _failed(message, failure(ErrorCode.INTERNAL, sentence))
+
+
+def _failed(message: Task, error: Failure) -> Message:
+    task, attempt = message.task, message.attempt
+    match message:
+        case Rollout():
+            return RolloutDone(task=task, attempt=attempt, error=error)
+        case SampleIndices():
+            return IndicesDrawn(task=task, attempt=attempt, error=error)
+        case EvaluateActions():
+            return ActionsEvaluated(task=task, attempt=attempt, error=error)
+        case PrepareDataset():
+            fault = Fault(severity="error", where="service", what=error.message)
+            return DatasetPrepared(task=task, attempt=attempt, faults=(fault,))
+
+
+def _note(message: Task, answer: Message | None, ms: float) -> None:
+    """One line a task."""
+    error = getattr(answer, "error", None)
+    outcome = "dropped" if answer is None else error.code if isinstance(error, Failure) else "ok"
+    log_op(
+        log,
+        type(message).__name__,
+        outcome=outcome,
+        ms=ms,
+        task=message.task,
+        attempt=message.attempt,
+        tenant=message.tenant,
+        busy_s=round(getattr(answer, "busy_s", 0.0), 3),
+    )
