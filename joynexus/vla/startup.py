@@ -12,6 +12,7 @@ import torch
 
 from joynexus.vla.backbones import load_backbone
 from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.heads import HEADS
 from joynexus.vla.numerics import probe
 
 
@@ -22,7 +23,7 @@ def bring_up(
 
     Returns:
         the backbone, and for status: `backbone`, `device`, `dtype`, `numerics` (one sentence), `numerics_class`,
-        `torch`.
+        `heads` (action modules it knows), `torch`.
 
     Raises:
         ValueError: one sentence on why it cannot be loaded.
@@ -35,5 +36,6 @@ def bring_up(
         "dtype": dtype,
         "numerics": ("exact: " if verdict.exact else "not exact: ") + verdict.detail,
         "numerics_class": verdict.numerics_class,
+        "heads": ", ".join(sorted(HEADS)),
         "torch": str(torch.__version__),  # a subclass of str, which the wire would not take
     }

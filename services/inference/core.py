@@ -92,8 +92,8 @@ class PredictEngine:
         except Exception:  # whatever it is, the version before it keeps acting, and somebody waits for an answer
             log.exception("version %d of policy '%s' of tenant '%s' cannot be loaded", version, policy, tenant)
             sentence = f"version {version} failed to load; the inference service's log has the reason"
-            error = failure(ErrorCode.INTERNAL, sentence)
-            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=error)
+            internal = failure(ErrorCode.INTERNAL, sentence)
+            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=internal)
         return WeightsApplied(tenant=tenant, policy=policy, version=version)
 
     def predict(self, group: PredictGroup, buffers: Sequence[Buffer] = ()) -> tuple[PredictDone, list[Buffer]]:

@@ -72,7 +72,7 @@ class TrainerEngine:
         return run.answers()
 
     def _open(self, opening: OpenSlot) -> None:
-        """Bring a policy into memory, unless it is there already as asked for; ValueError or Unreachable if not."""
+        """Bring a policy into memory, if it is not there as asked for; errors as `open_slot`, or Unreachable."""
         key = (opening.tenant, opening.policy)
         held = self._slots.get(key)
         if held is not None and held.covers(opening):

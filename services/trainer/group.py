@@ -47,6 +47,13 @@ class _Ready:
     busy_s: float = 0.0
 
 
+@dataclass
+class _Stored:
+    """An op that was applied before, with the answer that it got then."""
+
+    done: TrainDone
+
+
 class GroupRun:
     """One group on its way: a lane of items for each policy, until all are empty."""
 
@@ -90,8 +97,8 @@ class GroupRun:
                 self._open_slot(opening)
             except Unreachable as error:
                 yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' cannot be opened now: {error}")
-            except ValueError as error:
-                yield self._fail(key, ErrorCode.INVALID, f"policy '{key[1]}' cannot be opened: {error}")
+            except JoyNexusError as error:
+                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened: {error}")
         for key in [key for key in self._lanes if key not in self._slots]:
             yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' is not in this trainer's memory: open it")
 
@@ -108,21 +115,25 @@ class GroupRun:
         """Do a policy's ops up to the next that needs features, and make that one ready."""
         while key in self._lanes:
             item = self._lanes[key][0]
-            stored = self._slots[key].recall(item)
-            if stored is not None:
-                yield self._answer(item, stored)
-                continue
             elapsed = self._clock.start()
             outcome = self._guarded(item, partial(self._start, item))
             if isinstance(outcome, _Ready):
                 outcome.busy_s = elapsed()
                 ready.append(outcome)
                 return
-            yield self._settle(item, outcome, elapsed())
+            if isinstance(outcome, _Stored):
+                yield self._answer(item, outcome.done)
+            else:
+                yield self._settle(item, outcome, elapsed())
 
-    def _start(self, item: TrainItem) -> TrainDone | _Ready:
+    def _start(self, item: TrainItem) -> TrainDone | _Stored | _Ready:
         slot = self._slots[_key(item)]
+        stored = slot.recall(item)
+        if stored is not None:
+            return _Stored(stored)
         slot.check_order(item)
+        if item.skip:
+            return make_done(slot, item)
         if item.kind not in NEEDS_FEATURES:
             return self._ops.do(slot, item)
         batch = self._reader.read(item, self._buffers, slot.spec)

@@ -50,7 +50,8 @@ class Slot:
         self.applied_seq = 0
         self._backbone = backbone.digest
         self._learner = Learner(Policy(opening.spec, backbone.digest, backbone.hidden_size, device=backbone.device))
-        self._results: OrderedDict[tuple[int, bool], TrainDone] = OrderedDict()  # by (seq, is a checkpoint)
+        # By (seq, is a checkpoint): the answer, and whether the op was skipped.
+        self._results: OrderedDict[tuple[int, bool], tuple[TrainDone, bool]] = OrderedDict()
         self._checkpoints = {"": 0}  # the states that this one descends from: digest and op
         self._remembered_from = 0  # every op above this one has its result remembered
 
@@ -78,8 +79,18 @@ class Slot:
         )
 
     def recall(self, item: TrainItem) -> TrainDone | None:
-        """Return the stored answer if this op was applied here before."""
-        return self._results.get((item.seq, item.kind == "checkpoint"))
+        """Return the stored answer if this op was applied here before.
+
+        Raises:
+            OutOfOrder: if it was applied here, but is to be skipped: then this state is not the policy's any more.
+        """
+        done, skipped = self._results.get((item.seq, item.kind == "checkpoint"), (None, item.skip))
+        if skipped != item.skip:
+            raise OutOfOrder(
+                f"op {item.seq} of policy '{self.policy}' was set aside, but is part of the state here: "
+                "open the slot again from its checkpoint"
+            )
+        return done
 
     def check_order(self, item: TrainItem) -> None:
         """Refuse an op that is not the next one (a checkpoint: not one of the state as it is).
@@ -97,7 +108,7 @@ class Slot:
     def remember(self, item: TrainItem, done: TrainDone) -> None:
         """Keep an answer, and count the op as applied."""
         is_checkpoint = item.kind == "checkpoint"
-        self._results[item.seq, is_checkpoint] = done
+        self._results[item.seq, is_checkpoint] = done, item.skip
         if not is_checkpoint:
             self.applied_seq = item.seq
         if done.checkpoint:
@@ -222,22 +233,22 @@ def open_slot(opening: OpenSlot, backbone: Backbone, path: Path | None) -> Slot:
     """Bring a policy into memory, fresh from its spec (`path` is None) or from its checkpoint's file.
 
     Raises:
-        ValueError: one sentence that says why it cannot be opened.
+        JoyNexusError: `INVALID` if the spec cannot be built, `INTERNAL` if the checkpoint is not usable.
     """
-    slot = Slot(opening, backbone)
-    if path is None:
-        if opening.applied_seq:
+    try:
+        slot = Slot(opening, backbone)
+    except ValueError as error:
+        raise refused(ErrorCode.INVALID, str(error)) from error
+    try:
+        applied_seq = slot.load(path, opening.checkpoint).applied_seq if path is not None else 0
+        if applied_seq != opening.applied_seq:
             raise ValueError(
-                f"policy '{opening.policy}' has applied op {opening.applied_seq}, but no checkpoint of it was named"
+                f"'{opening.checkpoint or 'no checkpoint'}' covers op {applied_seq}, not op {opening.applied_seq}"
             )
-        return slot
-    meta = slot.load(path, opening.checkpoint)
-    if meta.applied_seq != opening.applied_seq:
-        raise ValueError(
-            f"checkpoint {opening.checkpoint} covers op {meta.applied_seq}, not op {opening.applied_seq}: "
-            f"it is not the one that policy '{opening.policy}' was to be opened from"
-        )
-    slot.resumed(opening)
+    except ValueError as error:
+        raise refused(ErrorCode.INTERNAL, str(error)) from error
+    if path is not None:
+        slot.resumed(opening)
     return slot
 
 

@@ -196,7 +196,7 @@ def test_a_checkpoint_that_is_not_whole_opens_nothing(bench: Bench, change: str,
     group = Group(opening("arm", **wrong), opening("other")).train("arm", 2, Arrays(2)).train("other", 1, Arrays(1))
     failed, other = bench.run(group)
     assert isinstance(failed, SlotFailed)
-    assert failed.error.code == ErrorCode.INVALID
+    assert failed.error.code == ErrorCode.INTERNAL
     assert sentence in failed.error.message
     assert isinstance(other, TrainDone)
     assert bench.engine.policies == (("of-other", "other"),)
@@ -209,7 +209,7 @@ def test_a_checkpoint_opens_only_its_own_policy_spec_and_op(bench: Bench) -> Non
         (opening("leg", checkpoint=saved, applied_seq=1), "is not one of policy 'leg'"),
         (opening("arm", spec(seed=1), checkpoint=saved, applied_seq=1), "under another spec"),
         (opening("arm", checkpoint=saved, applied_seq=2), "covers op 1, not op 2"),
-        (opening("arm", applied_seq=4), "no checkpoint of it was named"),
+        (opening("arm", applied_seq=4), "'no checkpoint' covers op 0, not op 4"),
     ):
         bench.fresh()
         (failed,) = bench.run(Group(wrong))
@@ -252,3 +252,29 @@ def test_a_checkpoint_says_what_it_covers_and_equal_states_have_equal_digests(be
     assert (meta.tenant, meta.policy, meta.applied_seq, meta.step) == ("of-arm", "arm", 2, 2)
     assert any(name.startswith("optimizer.exp_avg.") for name in tensors)
     assert msgspec.to_builtins(meta)["backbone"] == "ab" * 16
+
+
+def test_a_skipped_op_counts_and_does_nothing(bench: Bench) -> None:
+    def losses(skipped: bool) -> list[float]:
+        bench.fresh()
+        group = Group(opening("arm")).train("arm", 1, Arrays(1))
+        if skipped:
+            group.op("arm", 2, "train_step", skip=True)
+        group.train("arm", 2 + skipped, Arrays(3))
+        return [done.result.metrics["loss"] for done in bench.done(group) if done.result.metrics]
+
+    assert losses(skipped=True) == losses(skipped=False)
+
+
+def test_an_op_set_aside_after_it_was_applied_here_does_not_stay_in_the_weights(bench: Bench) -> None:
+    ops = Group(opening("arm")).train("arm", 1, Arrays(1)).train("arm", 2, Arrays(2))
+    bench.done(ops)
+    aside = Group(opening("arm")).train("arm", 1, Arrays(1)).op("arm", 2, "train_step", skip=True)
+    aside.train("arm", 3, Arrays(3))
+    first, failed = bench.run(aside)
+    assert isinstance(first, TrainDone)
+    assert isinstance(failed, SlotFailed)
+    assert failed.error.category == "server"
+    again = bench.done(aside)
+    bench.fresh()
+    assert [done.result for done in bench.done(aside)] == [done.result for done in again]
