@@ -67,7 +67,7 @@ def run(settings: TrainerSettings) -> None:
                 backbone=backbone.digest,
                 backbone_name=backbone.name,
                 batch_key=backbone.batch_key(),
-                detail=detail,
+                detail=detail | {"max_slots": str(settings.max_slots)},
             )
         )
 
