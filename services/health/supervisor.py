@@ -74,7 +74,7 @@ class LocalSupervisor:
             child = subprocess.Popen(
                 [self._plan.python, "-m", f"services.{role.role}"],
                 cwd=self._plan.root,
-                env={**os.environ, **role.env},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **role.env},  # last words stand last in the log
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
