@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from joynexus.wire import ErrorCode, JoyNexusError, Packet, failure
+from joynexus.wire import ErrorCode, JoyNexusError, Packet, failure, limits
 from joynexus.wire.arrays import ArrayPacker, Buffer, rebuild
 from joynexus.wire.back import WorkerAct
 from joynexus.wire.errors import RETRYABLE
@@ -52,7 +52,7 @@ class Asker:
         images: Sequence[npt.NDArray[np.uint8]],
         instructions: Sequence[str],
     ) -> npt.NDArray[np.float32]:
-        """Ask for R rows.
+        """Ask for R rows, in one message if they fit.
 
         Args:
             states: [R, S] float32, raw units.
@@ -65,6 +65,19 @@ class Asker:
         Raises:
             JoyNexusError: what the master answered, once asking again did not help for some minutes.
         """
+        row_bytes = max((image[0].nbytes for image in images if len(image)), default=1)
+        rows = max(1, min(limits.MAX_ACT_ROWS, limits.MAX_CONTROL_FRAME_BYTES // row_bytes))
+        parts = [slice(start, start + rows) for start in range(0, len(states), rows)]
+        answers = [self._ask(states[part], [image[part] for image in images], instructions[part]) for part in parts]
+        return np.concatenate(answers)
+
+    def _ask(
+        self,
+        states: npt.NDArray[np.float32],
+        images: Sequence[npt.NDArray[np.uint8]],
+        instructions: Sequence[str],
+    ) -> npt.NDArray[np.float32]:
+        """Ask for rows that fit into one message."""
         packer = ArrayPacker()
         act = Act(
             policy=self._policy,

@@ -24,7 +24,7 @@ from common.prepared import PreparedDataset, training_indices
 from joynexus.contract import first_difference
 from joynexus.datasets import DatasetManifest, Fault
 from joynexus.specs import NAME_PATTERN
-from joynexus.wire import ErrorCode, JoyNexusError, failure, limits
+from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import (
     ActionsEvaluated,
     DatasetPrepared,
@@ -40,7 +40,7 @@ from services.env.datasets.report import DatasetError
 from services.env.producers.action_error import ActionErrors
 from services.env.producers.sampler import batch_indices
 
-_ACT_BYTES = 2 * 1024 * 1024  # pictures sent with one request to act
+_COMPARED_ROWS = 32  # steps for which actions are asked at once
 _decode_manifest = msgspec.msgpack.Decoder(DatasetManifest).decode
 
 
@@ -160,10 +160,8 @@ class DataWork:
         steps = data.sample_range(message.episodes)
         if len(steps) == 0:
             raise ValueError("no episode is named: name at least one to evaluate on")
-        step_bytes = sum(3 * camera.height * camera.width for camera in spec.contract.cameras) or 1
-        rows = max(1, min(limits.MAX_ACT_ROWS, _ACT_BYTES // step_bytes))
-        for start in range(0, len(steps), rows):
-            part = steps[start : start + rows]
+        for start in range(0, len(steps), _COMPARED_ROWS):
+            part = steps[start : start + _COMPARED_ROWS]
             recorded = data.batch(part, spec.chunk)
             pictures = [data.images(int(step)) for step in part]
             images = [np.stack(views) for views in zip(*pictures, strict=True)]
