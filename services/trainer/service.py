@@ -7,7 +7,6 @@ the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`)
 from __future__ import annotations
 
 import os
-import shutil
 
 from common.progress import Progress
 from common.runtime import WorkerRuntime
@@ -48,13 +47,12 @@ def run(settings: TrainerSettings) -> None:
                 raise SystemExit(f"the trainer cannot start: {error}") from error
             budget = settings.feature_budget_bytes
             store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
-            scratch = settings.cache_dir / "scratch" / f"trainer-{os.getpid()}"
             engine = TrainerEngine(
                 backbone,
                 store,
                 runtime.blobs.fetch,
                 runtime.blobs.put_file,
-                scratch=scratch,
+                scratch=settings.cache_dir / "scratch",
                 advance=progress.advance,
             )
         log.info("ready", **detail)
@@ -87,7 +85,7 @@ def run(settings: TrainerSettings) -> None:
                     stats = store.stats
                     runtime.detail.update(features_hits=str(stats.hits), features_misses=str(stats.misses))
 
-        runtime.serve(work, drain=lambda: shutil.rmtree(scratch, ignore_errors=True))
+        runtime.serve(work)
 
 
 def _note(answer: Answer, device_progress: Progress | None) -> None:

@@ -35,6 +35,8 @@ from joynexus.wire.front import Act
 from tests.process.fake_master import FakeMaster
 from tests.unit.workers import Arrays, Group, opening, small_dataset
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 _tasks = itertools.count(2)
 
@@ -102,29 +104,52 @@ def train(master: FakeMaster, group: Group) -> list[TrainDone]:
     return answers
 
 
-def test_a_trainer_killed_in_its_work_is_replaced_and_every_bit_is_the_same(tmp_path: Path, cache: Path) -> None:
-    with FakeMaster(tmp_path) as master:
-        group = ops(small_dataset(master.store))
-        with process(master, TrainerSettings, "trainer", cache) as child:
-            (register,) = master.registers
-            assert (register.role, register.credit, register.backbone_name) == ("trainer", {"train": 2}, "lite")
-            assert register.detail["numerics"].startswith(("exact", "not exact"))
-            undisturbed = train(master, part(group, 1, STEPS + 2, lite(opening("arm"))))
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(20) == 0
-        with process(master, TrainerSettings, "trainer", cache) as child:
-            half = part(group, 1, 3, lite(opening("arm"))).op("arm", 3, "checkpoint")
-            saved = train(master, half)[-1]
-            train(master, part(group, 4, 5))
-            child.kill()
-        with process(master, TrainerSettings, "trainer", cache):
-            again = lite(opening("arm", checkpoint=saved.checkpoint, applied_seq=3))
-            replayed = train(master, part(group, 4, STEPS + 2, again))
-        assert [done.result for done in replayed] == [done.result for done in undisturbed[3:]]
-        assert replayed[-1].checkpoint == undisturbed[-1].checkpoint
-        # features outlive processes: nobody forwards a picture that was forwarded before
-        assert sum(done.backbone_forwards for done in undisturbed) > 0
-        assert sum(done.backbone_forwards for done in replayed) == 0
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMaster]:
+    with FakeMaster(tmp_path_factory.mktemp("master")) as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def group(master: FakeMaster) -> Group:
+    return ops(small_dataset(master.store))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(master: FakeMaster, group: Group, cache: Path) -> list[TrainDone]:
+    """What a trainer answers that nobody kills; before that, it survives a slot that it cannot open."""
+    with process(master, TrainerSettings, "trainer", cache) as child:
+        register = master.registers[-1]
+        assert (register.role, register.credit, register.backbone_name) == ("trainer", {"train": 2}, "lite")
+        assert register.detail["numerics"].startswith(("exact", "not exact"))
+        lost = Group(lite(opening("arm", checkpoint="0" * 64, applied_seq=3))).train("arm", 4, Arrays(1))
+        master.give(lost.message(f"t{next(_tasks)}"), lost.buffers)
+        failed = master.expect(SlotFailed).message
+        assert isinstance(failed, SlotFailed)
+        assert failed.last
+        assert "cannot be opened now" in failed.error.message
+        answers = train(master, part(group, 1, STEPS + 2, lite(opening("arm"))))
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+    return answers
+
+
+def test_a_trainer_killed_in_its_work_is_replaced_and_every_bit_is_the_same(
+    master: FakeMaster, group: Group, undisturbed: list[TrainDone], cache: Path
+) -> None:
+    with process(master, TrainerSettings, "trainer", cache) as child:
+        half = part(group, 1, 3, lite(opening("arm"))).op("arm", 3, "checkpoint")
+        saved = train(master, half)[-1]
+        train(master, part(group, 4, 5))
+        child.kill()
+    with process(master, TrainerSettings, "trainer", cache):
+        again = lite(opening("arm", checkpoint=saved.checkpoint, applied_seq=3))
+        replayed = train(master, part(group, 4, STEPS + 2, again))
+    assert [done.result for done in replayed] == [done.result for done in undisturbed[3:]]
+    assert replayed[-1].checkpoint == undisturbed[-1].checkpoint
+    # Features outlive processes: nobody forwards a picture that was forwarded before.
+    assert sum(done.backbone_forwards for done in undisturbed) > 0
+    assert sum(done.backbone_forwards for done in replayed) == 0
 
 
 def act(arrays: Arrays) -> tuple[bytes, list[Buffer]]:
@@ -179,23 +204,22 @@ np.savez(sys.argv[4], actions=actions, bit_equal=policy.numerics.bit_equal, reas
 """
 
 
-def test_a_served_version_acts_as_its_export_does_without_the_cluster(tmp_path: Path, cache: Path) -> None:
+def test_a_served_version_acts_as_its_export_does_without_the_cluster(
+    master: FakeMaster, undisturbed: list[TrainDone], tmp_path: Path, cache: Path
+) -> None:
     requests = [Arrays(seed, rows=1) for seed in range(3)]
-    with FakeMaster(tmp_path) as master:
-        group = ops(small_dataset(master.store))
-        with process(master, TrainerSettings, "trainer", cache):
-            digest = train(master, part(group, 1, STEPS + 2, lite(opening("arm"))))[-2].result.digest
-        with process(master, InferenceSettings, "inference", cache) as child:
-            bad = WeightsOffer(tenant="of-arm", policy="arm", version=2, digest="0" * 64, nbytes=1)
-            master.give(bad)
-            assert "version 2 cannot be fetched now" in master.expect(WeightsRefused).message.error.message
-            master.give(msgspec.structs.replace(bad, version=1, digest=digest))
-            assert master.expect(WeightsApplied).message.version == 1
-            served = predict(master, digest, requests)
-            alone = [predict(master, digest, [request])[0] for request in requests]
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(20) == 0
-        export_policy(master.store.path(digest), tmp_path / "exported")
+    digest = undisturbed[-2].result.digest
+    with process(master, InferenceSettings, "inference", cache) as child:
+        bad = WeightsOffer(tenant="of-arm", policy="arm", version=2, digest="0" * 64, nbytes=1)
+        master.give(bad)
+        assert "version 2 cannot be fetched now" in master.expect(WeightsRefused).message.error.message
+        master.give(msgspec.structs.replace(bad, version=1, digest=digest))
+        assert master.expect(WeightsApplied).message.version == 1
+        served = predict(master, digest, requests)
+        alone = [predict(master, digest, [request])[0] for request in requests]
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+    export_policy(master.store.path(digest), tmp_path / "exported")
     for mine, theirs in zip(served, alone, strict=True):
         assert np.array_equal(mine, theirs)
     given, result = tmp_path / "given.npz", tmp_path / "result.npz"
@@ -212,38 +236,33 @@ def test_a_served_version_acts_as_its_export_does_without_the_cluster(tmp_path: 
     assert np.array_equal(answer["actions"], served[0][0])
 
 
-def test_a_slot_that_cannot_be_opened_is_said_and_the_trainer_lives(tmp_path: Path, cache: Path) -> None:
-    with FakeMaster(tmp_path) as master, process(master, TrainerSettings, "trainer", cache) as child:
-        group = Group(lite(opening("arm", checkpoint="0" * 64, applied_seq=3))).train("arm", 4, Arrays(1))
-        master.give(group.message(), group.buffers)
-        failed = master.expect(SlotFailed).message
-        assert isinstance(failed, SlotFailed)
-        assert failed.last
-        assert "cannot be opened now" in failed.error.message
-        train(master, Group(lite(opening("arm"))).train("arm", 1, Arrays(1)))
-        assert child.poll() is None
+WRONG = {
+    "backbone": ({"JOYNEXUS_BACKBONE": "no-such-backbone"}, "no-such-backbone"),
+    "value": ({"JOYNEXUS_THREADS": "none"}, "JOYNEXUS_THREADS"),
+    "misspelt name": ({"JOYNEXUS_THREDS": "1"}, "JOYNEXUS_THREDS"),
+}
 
 
-@pytest.mark.parametrize("role", ["trainer", "inference"])
-def test_a_role_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, cache: Path, role: str) -> None:
-    with FakeMaster(tmp_path) as master:
-        settings = master.settings(TrainerSettings, "trainer")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("JOYNEXUS_")}
-        environment |= {"JOYNEXUS_CLUSTER_FILE": str(settings.cluster_file), "JOYNEXUS_CACHE_DIR": str(cache)}
-        for wrong, sentence in (
-            ({"JOYNEXUS_BACKBONE": "no-such-backbone"}, "no-such-backbone"),
-            ({"JOYNEXUS_THREADS": "none"}, "JOYNEXUS_THREADS"),
-            ({"JOYNEXUS_THREDS": "1"}, "JOYNEXUS_THREDS"),
-        ):
-            ended = subprocess.run(
-                [sys.executable, "-m", f"services.{role}"],
-                env=environment | wrong,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=60,
-                text=True,
-            )
-            assert ended.returncode == 1
-            assert "cannot start" in ended.stderr
-            assert sentence in ended.stderr
-            assert "Traceback" not in ended.stderr
+@pytest.mark.parametrize(
+    ("role", "what"),
+    [("trainer", "backbone"), ("inference", "backbone"), ("trainer", "value"), ("inference", "misspelt name")],
+)
+def test_a_role_that_cannot_start_says_why_in_one_sentence(
+    master: FakeMaster, cache: Path, role: str, what: str
+) -> None:
+    wrong, sentence = WRONG[what]
+    settings = master.settings(TrainerSettings, "trainer")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JOYNEXUS_")}
+    environment |= {"JOYNEXUS_CLUSTER_FILE": str(settings.cluster_file), "JOYNEXUS_CACHE_DIR": str(cache)}
+    ended = subprocess.run(
+        [sys.executable, "-m", f"services.{role}"],
+        env=environment | wrong,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert "cannot start" in ended.stderr
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr

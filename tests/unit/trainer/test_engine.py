@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -324,6 +326,16 @@ def test_a_full_disk_refuses_publish_and_training_goes_on(bench: Bench) -> None:
     bench.done(Group().train("arm", 2, Arrays(1)).op("arm", 3, "publish", version=2))
 
 
+def test_what_a_killed_trainer_left_in_scratch_goes_after_a_day(bench: Bench) -> None:
+    old, young = (bench.folder / "scratch" / name for name in ("old", "young"))
+    for path in (old, young):
+        path.write_bytes(b"half a file")
+    os.utime(old, (0, 0))
+    bench.fresh()
+    assert not old.exists()
+    assert young.exists()
+
+
 def test_a_sample_that_wrecks_the_backbone_takes_nobody_else_down(bench: Bench) -> None:
     bad = Arrays(1)
     bad.instructions[2] = WRECK
@@ -358,8 +370,6 @@ def test_a_policy_that_is_not_in_memory_is_not_guessed(bench: Bench) -> None:
 
 
 def test_a_spec_that_cannot_be_built_fails_its_slot_alone(bench: Bench) -> None:
-    import msgspec
-
     wrong = msgspec.structs.replace(spec(), head="crystal-ball")
     group = Group(opening("bad", wrong), opening("good")).train("bad", 1, Arrays(1)).train("good", 1, Arrays(1))
     failed, done = bench.run(group)
@@ -411,8 +421,6 @@ def test_no_state_is_saved_between_gradients_and_their_step(bench: Bench) -> Non
 
 
 def test_closed_policies_leave_memory(bench: Bench) -> None:
-    import msgspec
-
     bench.done(Group(opening("a"), opening("b")).train("a", 1, Arrays(1)).train("b", 1, Arrays(1)))
     message = msgspec.structs.replace(Group().message(), close=(("of-a", "a"),))
     assert list(bench.engine.run(message)) == []
