@@ -81,6 +81,7 @@ class OpDone(Base, frozen=True, kw_only=True):
     """An op was applied (or refused or vetoed, if the result has an error). Key: tenant, policy, seq.
 
     Attributes:
+        nbytes: size of the blob in `result.digest`, if it has one.
         step: optimizer steps of the policy after it.
         samples, backbone_forwards, busy_s: what it took.
         skipped: the master decided the outcome without a trainer, so a replay skips the op.
@@ -90,6 +91,7 @@ class OpDone(Base, frozen=True, kw_only=True):
     policy: str
     seq: int
     result: OpResult
+    nbytes: int = 0
     skipped: bool = False
     step: int = 0
     samples: int = 0

@@ -163,9 +163,11 @@ class Intake:
             raise refuse(
                 ErrorCode.NOT_FOUND, f"policy '{policy.name}' has no state '{message.state[:80]}': save it first"
             )
-        saved = policy.states.get(message.state)
+        saved, saving = policy.states.get(message.state), policy.ops.get(source)
         if saved is not None and saved.seq == source:
             record = msgspec.structs.replace(record, blob=saved.digest, blob_nbytes=saved.nbytes)
+        elif saving is not None and saving.done is not None:  # it is on its way to the disk
+            record = msgspec.structs.replace(record, blob=saving.done.result.digest, blob_nbytes=saving.done.nbytes)
         return msgspec.structs.replace(record, state=message.state, state_seq=source)
 
     def _samples(

@@ -9,9 +9,10 @@ table. `docs/architecture.md` draws the table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
-from common.journal.records import OpDone, OpRecord
+from common.journal.records import OpDone, OpRecord, Record
 from services.master.events import Peer
 
 
@@ -58,17 +59,19 @@ class Op:
         record: its journal row, without the payload.
         payload: its inline samples while they are at hand; else they are read back from the journal.
         done: its outcome, once known.
+        unsaved: the records of its outcome, until they are durable.
         waiters: connections and request ids that want the result.
         kills: how many trainers died over it.
     """
 
-    __slots__ = ("_story", "done", "kills", "payload", "record", "state", "waiters")
+    __slots__ = ("_story", "done", "kills", "payload", "record", "state", "unsaved", "waiters")
 
     def __init__(self, record: OpRecord, payload: bytes = b"", state: OpState = OpState.RECEIVED) -> None:
         self.record = record
         self.payload = payload
         self.state = state
         self.done: OpDone | None = None
+        self.unsaved: Sequence[Record] = ()
         self.waiters: list[tuple[Peer, str]] = []
         self.kills = 0
         self._story: list[str] = []

@@ -88,6 +88,7 @@ class Outcomes:
             policy=policy.name,
             seq=record.seq,
             result=result,
+            nbytes=done.nbytes,
             step=done.step,
             samples=done.samples,
             backbone_forwards=done.backbone_forwards,
@@ -97,6 +98,11 @@ class Outcomes:
 
     def checkpointed(self, policy: Policy, done: TrainDone, then: Callable[[], None]) -> None:
         """A checkpoint is written; call `then` once that is in the journal."""
+        newest = policy.covering or policy.checkpoint
+        if newest is not None and done.seq <= newest.seq:  # of a replay that began before the newest was durable
+            if done.checkpoint != newest.digest:
+                self._holdings.discard_orphan(done.checkpoint)
+            return
         record = CheckpointRecord(
             tenant=policy.tenant,
             policy=policy.name,
@@ -105,16 +111,24 @@ class Outcomes:
             seq=done.seq,
             step=done.step,
         )
+        policy.covering = record
         # A job's ops have nobody who could ask for their replies again.
         forget = done.seq if policy.ops[done.seq].record.job else done.seq - self._config.kept_replies
         forget = max(forget, policy.forgotten)
         covered = OpsCovered(tenant=policy.tenant, policy=policy.name, covered=done.seq, forget=forget)
 
+        span = [policy.ops[seq] for seq in range(policy.covered + 1, done.seq + 1)]
+        # Their outcomes are on their way to the disk, each in a transaction of its own that may fail alone.
+        outcomes = [record for op in span for record in op.unsaved]
+
         def saved() -> None:
             first = policy.covered + 1
+            if first > record.seq:
+                return  # a full disk held this up, and a newer one overtook it
             self._policies.set_checkpoint(policy, record)
             for seq in range(first, record.seq + 1):
                 op = policy.ops[seq]
+                self._finish(policy, op)
                 op.payload = b""
                 self._holdings.release(policy.tenant, op.record.blob)
             for seq in range(policy.forgotten + 1, forget + 1):
@@ -123,28 +137,34 @@ class Outcomes:
             then()
             self.covered(policy)
 
-        self._outbox.save([record, covered, *self.covering(policy, done.seq)], saved)
+        self._outbox.save([*outcomes, record, covered, *self.covering(policy, done.seq)], saved)
 
     def _save(self, policy: Policy, op: Op, outcome: OpDone, extra: Sequence[Record]) -> None:
         op.done = outcome
+        op.unsaved = (outcome, *extra)
         op.move(OpState.APPLIED, "error" if outcome.result.error else "done")
-        policy.applied = op.record.seq
+        policy.note_applied()
+        self._outbox.save(op.unsaved, lambda: self._finish(policy, op))
 
-        def saved() -> None:
-            op.move(OpState.FAILED if outcome.result.error else OpState.REPLIED, "durable")
-            policy.step = outcome.step
-            for record in extra:
-                if isinstance(record, VersionRecord):
-                    self._policies.add_version(policy, record)
-                    self.published(policy, record)
-                elif isinstance(record, StateRecord):
-                    self._policies.add_state(policy, record)
-            for peer, request in op.waiters:
-                self._outbox.send(peer, outcome.result, re=request)
-            op.waiters = []
-            self.finished(policy, op)
-
-        self._outbox.save([outcome, *extra], saved)
+    def _finish(self, policy: Policy, op: Op) -> None:
+        """An op's outcome is durable (or was already): tell it."""
+        outcome, records = op.done, op.unsaved
+        if outcome is None or op.state is not OpState.APPLIED:
+            return
+        op.unsaved = ()
+        op.move(OpState.FAILED if outcome.result.error else OpState.REPLIED, "durable")
+        if op.record.seq > policy.told:
+            policy.told, policy.step = op.record.seq, outcome.step
+        for record in records:
+            if isinstance(record, VersionRecord):
+                self._policies.add_version(policy, record)
+                self.published(policy, record)
+            elif isinstance(record, StateRecord):
+                self._policies.add_state(policy, record)
+        for peer, request in op.waiters:
+            self._outbox.send(peer, outcome.result, re=request)
+        op.waiters = []
+        self.finished(policy, op)
 
     def _state_saved(self, policy: Policy, op: Op, done: TrainDone) -> list[Record]:
         """A state is saved (or not): fill it into the ops that wait to load it."""

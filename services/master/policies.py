@@ -52,7 +52,8 @@ class Policy:
         applied: highest op whose outcome is known.
         forgotten: highest op of which nothing is kept.
         newest: newest version that inference did not refuse.
-        step: optimizer steps after the last op that was replied to.
+        checkpoint: the newest that is durable; `covering` the newest that was taken.
+        step: optimizer steps after op `told`, the highest whose outcome was told.
         loop, job: who drives it, if anybody.
         checkpoint_every: optimizer steps between checkpoints.
     """
@@ -70,6 +71,7 @@ class Policy:
         self.journaled = 0
         self.applied = 0
         self.forgotten = 0
+        self.told = 0
         self.step = 0
         self.versions: dict[int, VersionRecord] = {}
         self.newest: VersionRecord | None = None
@@ -77,6 +79,7 @@ class Policy:
         self.states: dict[str, StateRecord] = {}
         self.promised: dict[str, int] = {}  # state -> the accepted op that saves it last
         self.checkpoint: CheckpointRecord | None = None
+        self.covering: CheckpointRecord | None = None
         self.loop: Loop | None = None
         self.job = ""
         self.checkpoint_every = 0
@@ -90,6 +93,11 @@ class Policy:
     def driver(self) -> str:
         """Who drives it, as in `PolicyInfo`."""
         return f"job:{self.job}" if self.job else "loop" if self.loop else ""
+
+    def note_applied(self) -> None:
+        """Advance `applied` over the ops whose outcome is known."""
+        while (op := self.ops.get(self.applied + 1)) is not None and op.done is not None:
+            self.applied += 1
 
     def info(self) -> PolicyInfo:
         """Describe it."""
@@ -279,7 +287,7 @@ class Policies:
                 policy.promised[record.state] = record.seq
             case CheckpointRecord():
                 self.set_checkpoint(policy, record)
-                policy.journaled = policy.applied = policy.seen_seq = policy.forgotten = record.seq
+                policy.journaled = policy.applied = policy.seen_seq = policy.forgotten = policy.told = record.seq
                 policy.next_seq = record.seq + 1
                 policy.step = record.step
 
@@ -307,10 +315,9 @@ class Policies:
         op.done = done
         op.move(OpState.APPLIED, "restored")
         op.move(OpState.FAILED if done.result.error else OpState.REPLIED, "restored")
-        if done.seq == policy.applied + 1:
-            policy.applied = done.seq
-        if done.seq > policy.covered:
-            policy.step = done.step
+        policy.note_applied()
+        if done.seq > policy.told:
+            policy.told, policy.step = done.seq, done.step
 
     def _add(self, record: PolicyRecord) -> Policy:
         policy = self._policies[record.tenant][record.policy] = Policy(record)

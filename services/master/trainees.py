@@ -138,9 +138,9 @@ class Trainee:
         self.cost_s += _NEW_COST_WEIGHT * (busy_s - self.cost_s)
 
     def covered_further(self) -> None:
-        """A newer checkpoint is durable; a slot that is not open yet will be opened from that one."""
-        if not self.open:
-            self.sent = self.checkpoint_sent = self.policy.covered
+        """A newer checkpoint is durable; a slot that is behind it is opened again from there."""
+        if self.sent < self.policy.covered:
+            self.reopen()
         if self.policy.covered >= self.policy.journaled:
             self.checkpoint_wanted = False
 

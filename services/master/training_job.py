@@ -24,7 +24,7 @@ from services.master.checks import recipe_difference
 from services.master.intake import feature_scope
 from services.master.job import Job, Tools, mismatch, policy_key
 from services.master.metering import NO_POLICY
-from services.master.ops import Op
+from services.master.ops import Op, OpState
 from services.master.outbox import refuse
 from services.master.plan import TrainingPlan, compile_training
 from services.master.policies import Policy
@@ -57,7 +57,7 @@ class TrainingJob(Job):
 
     def op_finished(self, policy: Policy, op: Op) -> None:
         """One of its ops is done, and that is durable."""
-        self._note(op)
+        self._note(policy, op)
         error = op.done.result.error if op.done else None
         if error is None:
             self._vetoes = 0
@@ -72,7 +72,7 @@ class TrainingJob(Job):
 
     def fold(self, ops: Sequence[Op]) -> CurveRecord | None:
         """A checkpoint is about to cover these of its ops: give the part of the curve that is not written down yet."""
-        steps = [op for op in ops if op.record.kind == "train_step" and self._index(op) >= self._folded]
+        steps = [op for op in ops if op.record.kind == "train_step" and op.record.seq >= self._seq(self._folded)]
         outcomes = [op.done for op in steps if op.done is not None]
         if not outcomes:
             return None
@@ -105,7 +105,7 @@ class TrainingJob(Job):
         for seq in range(max(self.record.first_seq, policy.forgotten + 1), min(end, policy.next_seq)):
             op = policy.ops[seq]
             if op.record.job == self.id:
-                self._note(op)
+                self._note(policy, op)
 
     # What it does
 
@@ -287,20 +287,19 @@ class TrainingJob(Job):
     def _plan(self) -> TrainingPlan:
         return compile_training(self.spec, initial=self.record.initial, page_steps=self.tools.config.page_steps)
 
-    def _index(self, op: Op) -> int:
-        return op.record.seq - self.record.first_seq - self.record.initial
+    def _seq(self, step: int) -> int:
+        """Return the seq of a `train_step`."""
+        return self.record.first_seq + self.record.initial + step
 
-    def _note(self, op: Op) -> None:
-        """Take an outcome into the curve, and a version into the record."""
-        done = op.done
-        if done is None:
-            return
-        if op.record.kind == "train_step":
-            if self._index(op) == len(self._losses):
-                self._losses.append(_loss(op))
-                self._samples += done.samples
-                self._forwards += done.backbone_forwards
-        elif done.result.error is None:
+    def _note(self, policy: Policy, op: Op) -> None:
+        """An outcome is durable: continue the curve with it and what follows, note a version."""
+        while (step := policy.ops.get(self._seq(len(self._losses)))) is not None and step.record.kind == "train_step":
+            if step.done is None or step.state is OpState.APPLIED or step.record.job != self.id:
+                break
+            self._losses.append(_loss(step))
+            self._samples += step.done.samples
+            self._forwards += step.done.backbone_forwards
+        if op.record.kind == "publish" and op.done is not None and op.done.result.error is None:
             initial = self.record.initial and op.record.seq == self.record.first_seq
             field = "initial_version" if initial else "version"
             if getattr(self.record, field) != op.record.version:
