@@ -52,8 +52,12 @@ class Policy:
         self.spec = spec
         self.backbone_digest = backbone_digest
         self.hidden_size = hidden_size
-        self.module = build_head(spec, hidden_size).to(self.device)
-        self.normalizer = Normalizer.from_spec(spec).to(self.device)
+        module, normalizer = build_head(spec, hidden_size), Normalizer.from_spec(spec)
+        if spec.contract.control_mode.startswith("delta"):
+            # What has learned nothing stands still; otherwise it would drift with the data set's mean action.
+            module.start_at(normalizer.normalize_action(torch.zeros(spec.contract.action_dim)))
+        self.module = module.to(self.device)
+        self.normalizer = normalizer.to(self.device)
 
     def loss(self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array) -> Tensor:
         """Compute the head's loss on one op's samples.

@@ -48,6 +48,10 @@ class ActionModule(nn.Module, ABC):
     def loss(self, tokens: Tensor, mask: Tensor, state: Tensor, action: Tensor, action_mask: Tensor) -> Tensor:
         """Return the scalar loss against normalised actions [B, chunk, A] where action_mask bool [B, chunk] is True."""
 
+    @torch.no_grad()
+    def start_at(self, action: Tensor) -> None:
+        """Make the untrained module predict about this normalised action [A]; modules that cannot, do nothing."""
+
 
 def read_config(spec: PolicySpec, kind: type[_Config]) -> _Config:
     """Check `spec.head_config` against a head's own struct.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joynexus.contract import NormalizationMode, Statistics
@@ -41,6 +41,7 @@ def policy(spec: PolicySpec | None = None) -> Policy:
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "min_max", "quantile", "none"])
+@settings(deadline=None)  # the first example loads torch's kernels
 @given(values=st.lists(st.floats(-1.9, 1.9), min_size=ACTION, max_size=ACTION))
 def test_an_action_comes_back_from_normalisation_as_it_was(mode: NormalizationMode, values: list[float]) -> None:
     normalizer = Normalizer.from_spec(policy_spec(normalization=mode))
@@ -109,6 +110,14 @@ def test_initial_weights_come_from_the_seed_alone() -> None:
     for name, tensor in first.module.state_dict().items():
         assert torch.equal(tensor, again.module.state_dict()[name])
     assert not torch.equal(first.module.state_dict()["out.weight"], other.module.state_dict()["out.weight"])
+
+
+def test_an_untrained_policy_of_relative_actions_stands_still() -> None:
+    data = batch(1)
+    still = policy(policy_spec(contract=contract(control_mode="delta_ee_position"))).act(data.features, data.state)
+    drifting = policy().act(data.features, data.state)
+    widths = np.array(statistics().action.std)
+    assert np.abs(still / widths).max() < 0.1 < np.abs(drifting / widths).max()
 
 
 def test_padding_changes_nothing_but_rounding() -> None:
