@@ -110,7 +110,7 @@ class Batcher(Generic[R]):
 
     def give_back(self, request: R) -> None:
         """A request that was in a group could not be done and waits again, before the others of its tenant."""
-        self._lanes.push(request.tenant, request, front=True)
+        self._lanes.put_back(request.tenant, request, front=True)
         self._count(request)
         self._ages.move_to_end(id(request), last=False)
 

@@ -63,13 +63,18 @@ class Lanes(Generic[T]):
         """Number of pieces that wait."""
         return self._size
 
-    def push(self, tenant: str, item: T, *, front: bool = False) -> None:
-        """Add work at the end of its tenant's lane, or at its front if it was taken before and comes back."""
+    def push(self, tenant: str, item: T) -> None:
+        """Add work at the end of its tenant's lane; a tenant that had none here gets no credit for that."""
+        if tenant not in self._lanes:
+            self.head()  # brings the floor up to date
+            self._counters.lift(tenant, self._floor)
+        self.put_back(tenant, item, front=False)
+
+    def put_back(self, tenant: str, item: T, *, front: bool) -> None:
+        """Add work that was only just taken: its tenant was never away."""
         lane = self._lanes.get(tenant)
         if lane is None:
-            self.head()  # brings the floor up to date
             lane = self._lanes[tenant] = deque()
-            self._counters.lift(tenant, self._floor)
             self._enter(tenant)
         if front:
             lane.appendleft(item)

@@ -179,7 +179,7 @@ class EnvQueue:
 
     def _again(self, task: Task) -> None:
         if not task.cancelled:
-            self._waiting[task.need].push(task.tenant, task, front=True)
+            self._waiting[task.need].put_back(task.tenant, task, front=True)
             self._fill(task.need)
 
     def _fill(self, need: str) -> None:

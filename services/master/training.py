@@ -111,8 +111,7 @@ class Training:
     def joined(self, worker: Worker) -> None:
         """A trainer is there: whoever waits for one moves in."""
         self._trainers[worker.name] = Trainer(worker, Lanes(self._counters), {}, OrderedDict(), {})
-        for trainee in self._homeless.pop(worker.register.backbone_name, {}).values():
-            self._queue(trainee)
+        self._queue(*self._homeless.pop(worker.register.backbone_name, {}).values())
 
     def leaving(self, worker: Worker) -> None:
         """A trainer finishes what it has; then its policies move."""
@@ -131,7 +130,7 @@ class Training:
             suspect = killers.get(trainee.policy.key)
             if suspect is not None and suspect.kills >= self._config.kills:
                 self._set_aside(trainee, suspect)
-            self._queue(trainee)
+        self._queue(*homed)
 
     # Outcomes
 
@@ -219,8 +218,7 @@ class Training:
             trainee.queued = False
             trainee.reopen()
         if queue:
-            for trainee in homed:
-                self._queue(trainee)
+            self._queue(*homed)
         return homed
 
     # Dispatch
@@ -238,12 +236,16 @@ class Training:
             if trainer.worker.register.backbone_name == backbone and not trainer.worker.leaving
         )
 
-    def _queue(self, trainee: Trainee) -> None:
-        if trainee.queued or not trainee.has_work:
-            return
-        trainer = self._home(trainee)
-        if trainer is not None:
-            self._enqueue(trainer, trainee)
+    def _queue(self, *trainees: Trainee) -> None:
+        """Have policies wait for their turn if they have something to send; then use what credit there is."""
+        trainers: dict[str, Trainer] = {}
+        for trainee in trainees:
+            if not trainee.queued and trainee.has_work:
+                trainer = self._home(trainee)
+                if trainer is not None:
+                    self._enqueue(trainer, trainee)
+                    trainers[trainer.worker.name] = trainer
+        for trainer in trainers.values():
             self._pump(trainer)
 
     def _home(self, trainee: Trainee) -> Trainer | None:
@@ -283,7 +285,8 @@ class Training:
             blocked = suspect and (not builder.empty or bool(trainer.groups))
             taken = 0 if blocked else self._take_turn(trainer, trainee, builder, items)
             if trainee.has_work and (taken or blocked or not builder.empty):
-                self._enqueue(trainer, trainee, front=not taken)
+                trainee.queued = True
+                trainer.lanes.put_back(trainee.policy.tenant, trainee, front=not taken)
             if blocked or (not taken and not builder.empty):
                 return
             trainer.alone = suspect and taken > 0
@@ -361,9 +364,9 @@ class Training:
                     if other.has_work and not other.queued:
                         self._enqueue(trainer, other)
 
-    def _enqueue(self, trainer: Trainer, trainee: Trainee, *, front: bool = False) -> None:
+    def _enqueue(self, trainer: Trainer, trainee: Trainee) -> None:
         trainee.queued = True
-        trainer.lanes.push(trainee.policy.tenant, trainee, front=front)
+        trainer.lanes.push(trainee.policy.tenant, trainee)
 
     def _pause(self, trainee: Trainee, seconds: float) -> None:
         """Leave a policy alone for a while."""

@@ -109,13 +109,14 @@ class FakeTrainer(FakeWorker):
             assert self.slots[key].applied_seq == opening.applied_seq
             for remembered in [name for name in self.results if name[:2] == key]:
                 del self.results[remembered]
-        answers = [self._item(group, item, send) for item in group.items if (item.tenant, item.policy) not in broken]
-        answers += [self._slot_failed(group, key) for key in broken]
-        if self.peer not in self.world.actors:
-            return  # it died over one of them
-        for index, answer in enumerate(answers):
-            last = index == len(answers) - 1
-            self.world.say(self.peer, msgspec.structs.replace(answer, last=last))
+        items = [item for item in group.items if (item.tenant, item.policy) not in broken]
+        left = len(items) + len(broken)
+        for todo in [*items, *broken]:
+            answer = self._item(group, todo, send) if isinstance(todo, TrainItem) else self._slot_failed(group, todo)
+            if self.peer not in self.world.actors:
+                return  # it died over this one
+            left -= 1
+            self.world.say(self.peer, msgspec.structs.replace(answer, last=left == 0))
 
     def _slot_failed(self, group: TrainGroup, key: tuple[str, str]) -> SlotFailed:
         assert self.refuses is not None
@@ -189,6 +190,7 @@ class FakeInference(FakeWorker):
         self.groups: list[PredictGroup] = []
         self.offers: list[WeightsOffer] = []
         self.applies = True
+        self.killed_by = b""
         super().__init__(world, incarnation, credit={"predict": credit}, **register)
 
     def do(self, send: Send) -> None:
@@ -200,6 +202,9 @@ class FakeInference(FakeWorker):
                 self.world.say(self.peer, applied)
             return
         assert isinstance(message, PredictGroup)
+        if self.killed_by and self.killed_by in send.buffers:
+            self.die()
+            return
         self.groups.append(message)
         buffers = []
         items = []

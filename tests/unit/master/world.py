@@ -54,10 +54,11 @@ MANIFEST = DatasetManifest(
 
 
 class MemoryJournal:
-    """What `Journal` does, in a dictionary; `full` makes it refuse."""
+    """What `Journal` does, in dictionaries; `full` makes it refuse."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[object, ...], Record] = {}
+        self.ops: defaultdict[tuple[str, str], dict[int, list[Record]]] = defaultdict(dict)  # op, and its outcome
         self.payloads: dict[tuple[str, str, int], bytes] = {}
         self.full = False
 
@@ -65,18 +66,20 @@ class MemoryJournal:
         for record in records:
             match record:
                 case OpRecord():
-                    place = (record.tenant, record.policy, record.seq)
-                    self.rows.pop((OpDone, *place), None)
                     if record.payload:
-                        self.payloads[place] = record.payload
-                    self.rows[key_of(record)] = msgspec.structs.replace(record, payload=b"")
+                        self.payloads[record.tenant, record.policy, record.seq] = record.payload
+                    slim = msgspec.structs.replace(record, payload=b"")
+                    self.ops[record.tenant, record.policy][record.seq] = [slim]
+                case OpDone():
+                    row = self.ops[record.tenant, record.policy].get(record.seq)
+                    if row is not None:
+                        row[1:] = [record]
                 case OpsCovered():
-                    for key in [key for key in self.rows if key[0] in (OpRecord, OpDone)]:
-                        if key[1:3] == (record.tenant, record.policy):
-                            if int(str(key[3])) <= record.covered:
-                                self.payloads.pop((record.tenant, record.policy, int(str(key[3]))), None)
-                            if int(str(key[3])) <= record.forget:
-                                del self.rows[key]
+                    rows = self.ops[record.tenant, record.policy]
+                    for seq in [seq for seq in rows if seq <= record.covered]:
+                        self.payloads.pop((record.tenant, record.policy, seq), None)
+                        if seq <= record.forget:
+                            del rows[seq]
                 case _ if getattr(record, "gone", False):
                     self.rows.pop(key_of(record), None)
                 case _:
@@ -84,19 +87,17 @@ class MemoryJournal:
 
     def load(self) -> list[Record]:
         order = {type_: index for index, type_ in enumerate(Record.__args__)}  # type: ignore[attr-defined]
-        order[OpDone] = order[OpRecord] = len(order)
-        return sorted(self.rows.values(), key=lambda record: (order[type(record)], *_place(record)))
+        rows = sorted(self.rows.values(), key=lambda record: (order[type(record)], *key_of(record)[1:]))
+        for policy in sorted(self.ops):
+            for seq in sorted(self.ops[policy]):
+                rows += self.ops[policy][seq]
+        return rows
 
     def payload(self, tenant: str, policy: str, seq: int) -> bytes:
         return self.payloads[tenant, policy, seq]
 
     def of(self, type_: type[Base]) -> list[Any]:
-        return [record for record in self.rows.values() if type(record) is type_]
-
-
-def _place(record: Record) -> tuple[object, ...]:
-    _, *key = key_of(record)
-    return (*key, isinstance(record, OpDone))
+        return [record for record in self.load() if type(record) is type_]
 
 
 class World:

@@ -1,0 +1,301 @@
+"""Acting: requests travel as they came, the answer names its version, a lost worker loses nothing."""
+
+from __future__ import annotations
+
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+
+from joynexus.wire import Array, ErrorCode, Failure
+from joynexus.wire.back import PredictDone, Predicted, PredictGroup, Rollout, WeightsRefused, WorkerAct
+from joynexus.wire.errors import failure
+from joynexus.wire.front import (
+    Act,
+    Actions,
+    EvaluateSpec,
+    GetPolicy,
+    GetUsage,
+    JobInfo,
+    OptimStep,
+    PolicyInfo,
+    Publish,
+    SubmitJob,
+    UsageReport,
+)
+from services.master.config import CoreConfig
+from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.world import World, run
+
+ACT = Act(policy="p", state=Array(dtype="<f4", shape=(1, 2), frame=0), images=(), instructions=("go",))
+STATE = np.ones((1, 2), np.float32).tobytes()
+
+
+TRAINERS: weakref.WeakKeyDictionary[World, FakeTrainer | None] = weakref.WeakKeyDictionary()
+
+
+def publish(world: World, *, tenant: str = "a", times: int = 1) -> None:
+    lease = world.lease(tenant=tenant)
+    trainer = TRAINERS.setdefault(world, None) or FakeTrainer(world, new_incarnation(), key="trainer")
+    TRAINERS[world] = trainer
+    first = world.ask(GetPolicy(policy="p"), PolicyInfo, tenant=tenant).next_seq
+    for seq in range(first, first + 2 * times, 2):
+        world.tell(OptimStep(policy="p", lease=lease, seq=seq), tenant=tenant)
+        world.tell(Publish(policy="p", lease=lease, seq=seq + 1), tenant=tenant)
+    run(trainer)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.create()
+    return world
+
+
+def act(world: World, **how: object) -> str:
+    return world.tell(msgspec.structs.replace(ACT, **how), buffers=(STATE,))
+
+
+def test_an_act_reaches_the_worker_as_it_came_and_its_answer_the_asker(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    run(worker)
+    id = act(world)
+    send = worker.inbox[0]
+    group = send.message
+    assert isinstance(group, PredictGroup)
+    assert group.items[0].act == msgspec.msgpack.encode(ACT)
+    assert send.buffers == (STATE,)
+    run(worker)
+    assert world.answers(id) == [Actions(version=1, actions=Array(dtype="<f4", shape=(1, 1, 2), frame=0))]
+
+
+def test_requests_that_wait_share_a_group_and_find_their_own_buffers(world: World) -> None:
+    publish(world)
+    for index in range(8):
+        world.tell(ACT, buffers=(bytes([index]) * 8,), peer=world.new_peer("front"))
+    worker = FakeInference(world, new_incarnation())
+    (send,) = [send for send in worker.inbox if isinstance(send.message, PredictGroup)]
+    assert len(send.message.items) == 8  # type: ignore[attr-defined]
+    for index, item in enumerate(send.message.items):  # type: ignore[attr-defined]
+        assert send.buffers[item.first_buffer] == bytes([index]) * 8
+
+
+def test_nothing_published_is_said_with_what_to_do(world: World) -> None:
+    (refused,) = world.answers(act(world))
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.NOT_FOUND
+    assert "publish one first" in refused.message
+
+
+def test_version_0_is_the_newest_in_service_and_not_one_that_is_still_loading(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    run(worker)
+    worker.applies = False
+    publish(world)
+    run(worker)
+    act(world)
+    run(worker)
+    assert worker.groups[-1].items[0].version == 1
+    act(world, version=2)
+    run(worker)
+    assert worker.groups[-1].items[0].version == 2
+
+
+def test_a_refused_version_never_serves_and_the_older_one_keeps_serving(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    worker.applies = False
+    run(worker)
+    publish(world)
+    error = failure(ErrorCode.NON_FINITE, "weight 'head.0' holds NaN")
+    world.say(worker.peer, WeightsRefused(tenant="a", policy="p", version=2, error=error))
+    act(world)
+    run(worker)
+    assert worker.groups[-1].items[0].version == 1
+    world.crash()
+    (refused,) = world.answers(act(world, version=2))
+    assert isinstance(refused, Failure)
+    assert "holds NaN" in refused.message
+
+
+def test_every_new_version_is_offered_to_every_worker_of_its_backbone(world: World) -> None:
+    workers = [FakeInference(world, new_incarnation(), key=str(index)) for index in range(2)]
+    other = FakeInference(world, new_incarnation(), key="other", backbone_name="qwen")
+    publish(world)
+    run(*workers, other)
+    assert [[offer.version for offer in worker.offers] for worker in workers] == [[1], [1]]
+    assert not other.offers
+
+
+def test_a_contract_that_differs_is_refused(world: World) -> None:
+    publish(world)
+    (refused,) = world.answers(act(world, contract="0" * 32))
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.CONTRACT_MISMATCH
+    good = world.ask(GetPolicy(policy="p"), PolicyInfo).contract_digest
+    assert world.answers(act(world, contract=good)) == []
+
+
+@pytest.mark.parametrize("rows", [0, 65])
+def test_rows_have_limits(world: World, rows: int) -> None:
+    publish(world)
+    (refused,) = world.answers(act(world, state=Array(dtype="<f4", shape=(rows, 2), frame=0)))
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.INVALID
+
+
+def test_anothers_policy_is_not_found(world: World) -> None:
+    publish(world)
+    mine = world.tell(ACT, tenant="b", buffers=(STATE,))
+    nobodys = world.tell(msgspec.structs.replace(ACT, policy="q"), tenant="b", buffers=(STATE,))
+    answers = [world.answers(id)[0].message.replace("'q'", "'p'") for id in (mine, nobodys)]  # type: ignore[attr-defined]
+    assert answers[0] == answers[1]
+
+
+def test_a_request_is_done_by_another_worker_if_its_own_dies(world: World) -> None:
+    publish(world)
+    first = FakeInference(world, new_incarnation(), key="first")
+    id = act(world)
+    first.die()
+    world.wait(3)
+    second = FakeInference(world, new_incarnation(), key="second")
+    world.wait(5)
+    run(second)
+    assert isinstance(world.answers(id)[0], Actions)
+
+
+def test_a_request_that_kills_three_workers_is_set_aside_and_others_are_answered(world: World) -> None:
+    publish(world)
+    deadly = b"\xff" * 8
+    bad = world.tell(ACT, buffers=(deadly,), deadline_ms=60_000)
+    good = world.tell(ACT, buffers=(STATE,), deadline_ms=60_000, peer=world.new_peer("front"))
+    for life in range(3):
+        worker = FakeInference(world, new_incarnation(), key=f"life{life}")
+        worker.killed_by = deadly
+        run(worker)
+        world.wait(8)
+    last = FakeInference(world, new_incarnation(), key="last")
+    run(last)
+    (answer,) = world.answers(bad)
+    assert isinstance(answer, Failure)
+    assert answer.code is ErrorCode.POISON
+    assert isinstance(world.answers(good)[0], Actions)
+
+
+def test_a_request_without_any_worker_ends_in_a_sentence_at_its_deadline(world: World) -> None:
+    publish(world)
+    id = world.tell(ACT, buffers=(STATE,), deadline_ms=2000)
+    world.wait(1.5)
+    assert world.answers(id) == []
+    world.wait(1)
+    (answer,) = world.answers(id)
+    assert isinstance(answer, Failure)
+    assert answer.code is ErrorCode.UNAVAILABLE
+    assert "backbone 'lite'" in answer.message
+
+
+def test_a_request_that_a_busy_worker_never_reaches_ends_at_its_deadline(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    worker.applies = False
+    first = world.tell(ACT, buffers=(STATE,), deadline_ms=60_000)
+    second = world.tell(ACT, buffers=(STATE,), deadline_ms=1_000, peer=world.new_peer("front"))
+    world.wait(2)
+    (answer,) = world.answers(second)
+    assert answer.code is ErrorCode.DEADLINE  # type: ignore[attr-defined]
+    run(worker)
+    assert isinstance(world.answers(first)[0], Actions)
+    assert len(worker.groups) == 1
+
+
+def test_too_many_requests_of_one_tenant_are_told_to_come_later() -> None:
+    world = World(CoreConfig(max_waiting_acts=3))
+    world.create()
+    publish(world)
+    ids = [act(world) for _ in range(4)]
+    (answer,) = world.answers(ids[-1])
+    assert answer.code is ErrorCode.OVERLOADED  # type: ignore[attr-defined]
+
+
+def test_asking_again_while_it_is_under_way_is_one_request(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    for _ in range(3):
+        world.tell(ACT, buffers=(STATE,), id="same")
+    run(worker)
+    assert len(world.answers("same")) == 1
+
+
+def test_an_error_of_one_item_is_its_own(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation(), credit=2)
+    worker.inbox.clear()
+    first, second = act(world), act(world)
+    groups = [send.message for send in worker.inbox if isinstance(send.message, PredictGroup)]
+    error = failure(ErrorCode.INVALID, "state has 2 values, the policy expects 3")
+    items = tuple(Predicted(request=item.request, error=error) for item in groups[0].items)
+    world.say(worker.peer, PredictDone(task=groups[0].task, attempt=1, items=items))
+    assert world.answers(first) == [error]
+    worker.inbox.popleft()
+    run(worker)
+    assert isinstance(world.answers(second)[0], Actions)
+
+
+def test_use_of_inference_is_metered_by_policy(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    for _ in range(3):
+        act(world)
+        run(worker)
+    (line,) = [line for line in world.ask(GetUsage(), UsageReport).lines if line.policy == "p"]
+    assert line.inference_s == pytest.approx(0.003)
+    assert line.bytes_in > 3 * len(STATE)
+    world.wait(2)
+    world.crash()
+    (again,) = [line for line in world.ask(GetUsage(), UsageReport).lines if line.policy == "p"]
+    assert again.inference_s == line.inference_s
+
+
+# Rollouts ask through their task
+
+
+def rollout(world: World) -> tuple[FakeEnv, Rollout]:
+    env = FakeEnv(world, new_incarnation(), key="env")
+    spec = EvaluateSpec(policy="p", env="metaworld/reach-v3", episodes=5)
+    world.ask(SubmitJob(key="k", spec=spec), JobInfo)
+    message = env.inbox[0].message
+    assert isinstance(message, Rollout)
+    return env, message
+
+
+def test_a_rollout_acts_with_its_tasks_version_whatever_it_says(world: World) -> None:
+    publish(world)
+    env, task = rollout(world)
+    publish(world)
+    worker = FakeInference(world, new_incarnation(), key="inference")
+    forged = msgspec.msgpack.encode(msgspec.structs.replace(ACT, policy="other", version=9))
+    id = world.say(env.peer, WorkerAct(task=task.task, attempt=1, act=forged), buffers=(STATE,))
+    run(worker)
+    item = worker.groups[-1].items[0]
+    assert (item.tenant, item.policy, item.version) == ("a", "p", 1)
+    assert isinstance(world.answers(id)[0], Actions)
+
+
+def test_a_worker_cannot_act_for_a_task_that_is_not_its_own(world: World) -> None:
+    publish(world)
+    env, task = rollout(world)
+    other = FakeEnv(world, new_incarnation(), key="other")
+    body = msgspec.msgpack.encode(ACT)
+    for peer, attempt in ((other.peer, 1), (env.peer, 2)):
+        (answer,) = world.answers(world.say(peer, WorkerAct(task=task.task, attempt=attempt, act=body)))
+        assert answer.code is ErrorCode.STALE  # type: ignore[attr-defined]
+
+
+def test_a_rollouts_request_that_cannot_be_read_is_invalid(world: World) -> None:
+    publish(world)
+    env, task = rollout(world)
+    (answer,) = world.answers(world.say(env.peer, WorkerAct(task=task.task, attempt=1, act=b"\xc1")))
+    assert answer.code is ErrorCode.INVALID  # type: ignore[attr-defined]

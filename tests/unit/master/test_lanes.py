@@ -1,0 +1,122 @@
+"""Lanes: first in, first out within a tenant, least use first among tenants."""
+
+from __future__ import annotations
+
+import random
+
+from services.master.lanes import Counters, Lanes
+
+
+def drain(lanes: Lanes[str], counters: Counters, cost: float = 1.0) -> list[str]:
+    taken = []
+    while (item := lanes.pop()) is not None:
+        counters.charge(item[0], cost)
+        taken.append(item)
+    return taken
+
+
+def filled(counters: Counters, **counts: int) -> Lanes[str]:
+    lanes: Lanes[str] = Lanes(counters)
+    for tenant, count in counts.items():
+        for index in range(count):
+            lanes.push(tenant, f"{tenant}{index}")
+    return lanes
+
+
+def test_a_tenants_own_work_keeps_its_order() -> None:
+    counters = Counters()
+    assert drain(filled(counters, a=3), counters) == ["a0", "a1", "a2"]
+
+
+def test_tenants_take_turns_whatever_their_queues() -> None:
+    counters = Counters()
+    order = drain(filled(counters, a=100, b=3), counters)
+    assert order.index("b2") <= 6
+
+
+def test_cheap_work_gets_more_turns_than_dear_work() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=400, b=400)
+    taken = []
+    for _ in range(200):
+        item = lanes.pop()
+        assert item is not None
+        counters.charge(item[0], 3.0 if item[0] == "a" else 1.0)
+        taken.append(item[0])
+    assert 2.7 < taken.count("b") / taken.count("a") < 3.3
+
+
+def test_weights_scale_shares() -> None:
+    counters = Counters()
+    counters.set_weight("a", 2.0)
+    lanes = filled(counters, a=400, b=400)
+    taken = [item[0] for item in (lanes.pop() for _ in range(0)) if item]
+    for _ in range(300):
+        item = lanes.pop()
+        assert item is not None
+        counters.charge(item[0], 1.0)
+        taken.append(item[0])
+    assert 1.9 < taken.count("a") / taken.count("b") < 2.1
+
+
+def test_whoever_was_idle_has_no_claim_to_the_past() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=1000)
+    for _ in range(500):
+        lanes.pop()
+        counters.charge("a", 1.0)
+    for index in range(100):
+        lanes.push("late", f"late{index}")
+    taken = []
+    for _ in range(100):
+        item = lanes.pop()
+        assert item is not None
+        tenant = "late" if item.startswith("late") else "a"
+        counters.charge(tenant, 1.0)
+        taken.append(tenant)
+    assert 45 <= taken.count("late") <= 55
+
+
+def test_an_estimate_that_was_too_high_is_given_back() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=100, b=100)
+    taken = []
+    for _ in range(100):
+        item = lanes.pop()
+        assert item is not None
+        counters.charge(item[0], 10.0)
+        counters.charge(item[0], -9.0)
+        taken.append(item[0])
+    assert 45 <= taken.count("a") <= 55
+
+
+def test_what_was_put_back_comes_first_in_its_lane_and_lifts_nobody() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=1, b=50)
+    for _ in range(20):
+        item = lanes.pop()
+        assert item is not None
+        if item[0] == "a":
+            lanes.put_back("a", item, front=True)
+            counters.charge("a", 0.1)
+        else:
+            counters.charge("b", 1.0)
+    assert counters.used("a") < 3.0
+
+
+def test_nothing_is_lost_or_invented_in_any_order() -> None:
+    chance = random.Random(0)
+    counters = Counters()
+    lanes: Lanes[int] = Lanes(counters)
+    pushed, popped = [], []
+    for number in range(5000):
+        if chance.random() < 0.55:
+            lanes.push(chance.choice("abcdef"), number)
+            pushed.append(number)
+        elif (item := lanes.pop()) is not None:
+            popped.append(item)
+            counters.charge(chance.choice("abcdef"), chance.uniform(-0.5, 2))
+        assert len(lanes) == len(pushed) - len(popped)
+    while (item := lanes.pop()) is not None:
+        popped.append(item)
+    assert sorted(popped) == pushed
