@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from common.runtime import WorkerRuntime
+from common.scratch import open_scratch
 from common.settings import EnvSettings
 from common.telemetry import get_logger, log_op
 from joynexus.datasets import Fault
@@ -56,7 +57,7 @@ def run(settings: EnvSettings) -> None:
     mounted = find_mounted(settings.datasets_dir)
     detail = {**software(), "mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
     pools = WarmPools(settings.simulator_processes, Deadlines(make_s=settings.make_s, step_s=settings.step_s))
-    scratch = settings.cache_dir / "scratch"
+    scratch = open_scratch(settings.cache_dir / "scratch" / "env")
     with (
         WorkerRuntime(settings) as runtime,
         ThreadPoolExecutor(settings.simulator_processes, "simulator") as simulator_lane,

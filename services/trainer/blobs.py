@@ -6,20 +6,17 @@ the service that looks like a fault of somebody's op.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
+from common.scratch import open_scratch
 from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
 
 OpenBlob = Callable[[str], Path]
 """Gives a blob's file; KeyError, OSError or JoyNexusError if it cannot be had."""
 PutBlob = Callable[[Path], tuple[str, int]]
 """Takes a file into the blob store; returns digest and bytes."""
-
-_LEFT_S = 86_400.0
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of the world, which a retry may change
@@ -31,19 +28,13 @@ class Blobs:
 
     Args:
         open_blob, put_blob: the role's way to the blob store.
-        scratch: folder for files on their way there, made if it is missing; several trainers may share it. What a
-            killed one left there is removed once it is a day old.
+        scratch: folder for files on their way there, of trainers alone (`common.scratch`).
     """
 
     def __init__(self, open_blob: OpenBlob, put_blob: PutBlob, scratch: Path) -> None:
         self._open_blob = open_blob
         self._put_blob = put_blob
-        self._scratch = scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        for left in scratch.iterdir():
-            with suppress(FileNotFoundError):  # another trainer was faster
-                if left.stat().st_mtime < time.time() - _LEFT_S:
-                    left.unlink()
+        self._scratch = open_scratch(scratch)
 
     def path(self, digest: str) -> Path:
         """Return a blob's file.

@@ -52,7 +52,7 @@ def run(settings: TrainerSettings) -> None:
                 store,
                 runtime.blobs.fetch,
                 runtime.blobs.put_file,
-                scratch=settings.cache_dir / "scratch",
+                scratch=settings.cache_dir / "scratch" / "trainer",
                 advance=progress.advance,
             )
         log.info("ready", **detail)
