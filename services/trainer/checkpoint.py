@@ -51,16 +51,22 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], meta: CheckpointMet
     """Write a checkpoint to a scratch file; the blob store makes it durable and visible in one step.
 
     The bytes depend on the arguments alone, so the same state has the same digest again after a replay.
+
+    Raises:
+        OSError: if it cannot be written (a full disk).
     """
     ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    save_file(ordered, path, metadata={_KEY: json.dumps(msgspec.to_builtins(meta), sort_keys=True)})
+    try:
+        save_file(ordered, path, metadata={_KEY: json.dumps(msgspec.to_builtins(meta), sort_keys=True)})
+    except SafetensorError as error:  # what it makes of an OSError
+        raise OSError(str(error)) from error
 
 
 def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], CheckpointMeta]:
     """Read a checkpoint, all of it or nothing.
 
     Raises:
-        ValueError: if the file has another hash, is no checkpoint of a known format.
+        ValueError: if the file has another hash, or is no checkpoint of a known format.
     """
     actual = digest_file(path)
     if actual != digest:

@@ -99,6 +99,12 @@ class GroupRun:
                 yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' cannot be opened now: {error}")
             except JoyNexusError as error:
                 yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened: {error}")
+            except torch.AcceleratorError:
+                raise  # as in _guarded
+            except Exception:  # as in _guarded
+                log.exception("policy '%s' of tenant '%s' cannot be opened", key[1], key[0])
+                sentence = f"policy '{key[1]}' cannot be opened; the trainer's log has the reason"
+                yield self._fail(key, ErrorCode.INTERNAL, sentence)
         for key in [key for key in self._lanes if key not in self._slots]:
             yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' is not in this trainer's memory: open it")
 

@@ -11,13 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from common.blobs import BlobStoreFullError
 from joynexus.vla.learner import learning_rate
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version
 from joynexus.wire import ErrorCode, join
-from joynexus.wire.back import SlotFailed, TrainDone
+from joynexus.wire.back import OpenSlot, SlotFailed, TrainDone
+from services.trainer import checkpoint, core
+from services.trainer.slots import Slot, open_slot
 from tests.unit.workers import CHUNK, WRECK, Arrays, Bench, Group, NoiseBackbone, opening, small_dataset, spec
 
 
@@ -326,6 +329,23 @@ def test_a_full_disk_refuses_publish_and_training_goes_on(bench: Bench) -> None:
     bench.done(Group().train("arm", 2, Arrays(1)).op("arm", 3, "publish", version=2))
 
 
+def test_a_full_scratch_disk_refuses_a_state_and_training_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_file", full)
+        group = Group(opening("arm")).train("arm", 1, Arrays(1)).op("arm", 2, "save_state", state="s")
+        _, refused = bench.run(group)
+    assert isinstance(refused, TrainDone), "the slot stays"
+    assert refused.result.error is not None
+    assert refused.result.error.code == ErrorCode.UNAVAILABLE
+    after = bench.one(Group().train("arm", 3, Arrays(3)))
+    assert after.result.metrics["loss"] == plain_loop(spec(), [Arrays(1), Arrays(3)])[1]
+
+
 def test_what_a_killed_trainer_left_in_scratch_goes_after_a_day(bench: Bench) -> None:
     old, young = (bench.folder / "scratch" / name for name in ("old", "young"))
     for path in (old, young):
@@ -378,6 +398,23 @@ def test_a_spec_that_cannot_be_built_fails_its_slot_alone(bench: Bench) -> None:
     assert "crystal-ball" in failed.error.message
     assert "oft" in failed.error.message
     assert isinstance(done, TrainDone)
+
+
+def test_an_unexpected_fault_while_opening_fails_its_slot_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def burst(opening: OpenSlot, *rest: object) -> Slot:
+        if opening.policy == "bad":
+            raise RuntimeError("not enough memory: you tried to allocate 17 GiB")
+        return open_slot(opening, *rest)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(core, "open_slot", burst)
+    failed, done = bench.run(
+        Group(opening("bad"), opening("good")).train("bad", 1, Arrays(1)).train("good", 1, Arrays(2))
+    )
+    assert isinstance(failed, SlotFailed)
+    assert (failed.policy, failed.error.code) == ("bad", ErrorCode.INTERNAL)
+    assert "17 GiB" not in failed.error.message
+    assert isinstance(done, TrainDone)
+    assert [done.result.metrics["loss"]] == plain_loop(spec(), [Arrays(2)])
 
 
 # Publishing, states, closing
