@@ -20,7 +20,7 @@ import zmq
 
 from common.session import Event, WorkerSession
 from joynexus.keys import ClusterFile
-from joynexus.transport import Context, Line, Link
+from joynexus.transport import Context, Line, Link, receive_frames, send_frames
 from joynexus.wire import WireError, decode
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class WorkerIO:
             return False
         while (send := self._session.next_send(time.monotonic(), bulk=tended.bulk)) is not None:
             try:
-                tended.line.socket.send_multipart(send.frames, zmq.NOBLOCK, copy=False)
+                send_frames(tended.line.socket, send.frames)
             except zmq.Again:
                 return False
             self._session.sent(send, time.monotonic())
@@ -178,7 +178,7 @@ class WorkerIO:
         events: list[Event] = []
         for _ in range(_AT_ONCE):
             try:
-                frames = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = receive_frames(line.socket)
             except zmq.Again:
                 break
             try:

@@ -112,6 +112,7 @@ class KeyRegistry:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file = os.fspath(path)  # `lookup` runs for every message
         # One value, so that threads that read it anew at the same time cannot leave an old table under a new stamp.
         self._known: tuple[tuple[int, int, int], dict[str, KeyEntry]] = ((0, 0, 0), {})
 
@@ -122,7 +123,7 @@ class KeyRegistry:
             ValueError: if the file is damaged; nobody is known then.
         """
         try:
-            status = os.stat(self._path)
+            status = os.stat(self._file)
         except FileNotFoundError:
             return None
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -18,12 +18,15 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from joynexus.keys import KeyPair
-from joynexus.wire import limits
+from joynexus.wire import Buffer, limits
 
-CONTROL_HWM = 256
+CONTROL_HWM = 1000
 """Messages that may wait in a control socket, each way."""
 BULK_HWM = 8
 """Messages that may wait in a bulk socket; the real bound is the credit of whoever asked for them."""
+
+_COPY_BYTES = 4096
+"""Smaller frames are copied, larger ones sent by reference."""
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -60,7 +63,7 @@ def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, b
     common_options(socket, bulk=bulk)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)  # a master that was restarted is found again within 2 s
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
@@ -70,6 +73,44 @@ def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, b
         socket.close()
         raise ValueError(f"'{address}' is no address to dial ({error}): it looks like tcp://host:port") from error
     return socket
+
+
+def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
+    """Send one multipart without waiting; frames that were received are passed on by reference.
+
+    A few times faster than `send_multipart` for the small frames that most messages consist of.
+
+    Raises:
+        zmq.Again: if the peer takes nothing now; nothing was sent then.
+        zmq.ZMQError: EHOSTUNREACH from a ROUTER, if the peer is gone.
+    """
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+        if (frame.nbytes if isinstance(frame, memoryview) else len(frame)) <= _COPY_BYTES:
+            socket.send(frame, flags)
+        else:
+            socket.send(_received(frame) or frame, flags, copy=False)
+
+
+def receive_frames(socket: Socket) -> list[zmq.Frame]:
+    """Take one multipart without waiting.
+
+    Raises:
+        zmq.Again: if none has come.
+    """
+    frame: zmq.Frame = socket.recv(zmq.NOBLOCK, copy=False)
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        frames.append(frame)
+    return frames
+
+
+def _received(buffer: Buffer) -> zmq.Frame | None:
+    """Return the received frame that a buffer is a view of, if it is one."""
+    whole = buffer.obj if isinstance(buffer, memoryview) else None
+    return whole if isinstance(whole, zmq.Frame) and len(whole) == memoryview(buffer).nbytes else None
 
 
 class Link(StrEnum):

@@ -17,7 +17,7 @@ from common.telemetry import get_logger
 from common.transport import bind_router, bound_address, peer_key
 from joynexus.keyring import Keyring
 from joynexus.keys import Domain, KeyEntry, KeyRegistry
-from joynexus.transport import Context, Socket
+from joynexus.transport import Context, Socket, receive_frames, send_frames
 from joynexus.wire import Buffer
 from services.master.events import Door, Peer
 
@@ -57,7 +57,7 @@ def receive(door_socket: Socket, door: Door, *, at_once: int) -> Iterator[tuple[
     """
     for _ in range(at_once):
         try:
-            frames = door_socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = receive_frames(door_socket)
         except zmq.Again:
             return
         yield Peer(door, frames[0].bytes), [frame.buffer for frame in frames[1:]], peer_key(frames[-1])
@@ -66,7 +66,7 @@ def receive(door_socket: Socket, door: Door, *, at_once: int) -> Iterator[tuple[
 def send(door_socket: Socket, peer: Peer, frames: Sequence[Buffer]) -> bool:
     """Send frames to a peer; return False if it is gone or takes nothing now."""
     try:
-        door_socket.send_multipart([peer.routing_id, *map(_frame, frames)], zmq.NOBLOCK, copy=False)
+        send_frames(door_socket, [peer.routing_id, *frames])
     except zmq.ZMQError as error:
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False
@@ -81,14 +81,6 @@ def look_up(registry: KeyRegistry, key: str) -> KeyEntry | None:
     except ValueError as error:
         log.error("nobody is let in", why=str(error))
         return None
-
-
-def _frame(buffer: Buffer) -> Buffer | zmq.Frame:
-    """Return the received frame that a buffer is a view of, if it is one: it is relayed by reference."""
-    whole = buffer.obj if isinstance(buffer, memoryview) else None
-    if isinstance(whole, zmq.Frame) and len(whole) == memoryview(buffer).nbytes:
-        return whole
-    return buffer
 
 
 class Wakeup:

@@ -11,6 +11,7 @@ In: settings. Out: a running master. Never: a decision about tenants' work (the 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -100,6 +101,9 @@ class MasterService:
         self._committer.start()
         self._bulk.start()
         self._run_commands(self._core.restore(self._journal.load()))
+        # What the core keeps, it keeps long, and it has few cycles: searching all of it often is a waste.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         poller = zmq.Poller()
         poller.register(self._wakeup, zmq.POLLIN)
         for opened in self._sockets.values():
