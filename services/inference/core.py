@@ -33,7 +33,7 @@ from joynexus.wire.back import (
     WeightsOffer,
     WeightsRefused,
 )
-from joynexus.wire.errors import ErrorCode, JoyNexusError, WireError, failure
+from joynexus.wire.errors import ErrorCode, Failure, JoyNexusError, WireError, failure
 from joynexus.wire.front import Act
 from services.inference.texts import TextMemory
 from services.inference.versions import OpenBlob, Served, Shelf
@@ -116,8 +116,14 @@ class PredictEngine:
             keys = [self._forward.key(f"tenant:{item.tenant}", observation) for observation in seen]
             need = self._forward.look_up(keys, seen.__getitem__)
         except JoyNexusError as error:
-            return Predicted(request=item.request, version=item.version, error=error.failure, busy_s=elapsed())
-        return _Request(item, served, state, need, elapsed())
+            refused = error.failure
+        except torch.AcceleratorError:
+            raise  # the device is lost to this process, which must start anew
+        except Exception:  # a fault of ours over one request must not take the other tenants down
+            refused = _note_fault(item)
+        else:
+            return _Request(item, served, state, need, elapsed())
+        return Predicted(request=item.request, version=item.version, error=refused, busy_s=elapsed())
 
     def _act(self, request: _Request, packer: ArrayPacker) -> Predicted:
         """Do the private part of a request."""
@@ -137,12 +143,17 @@ class PredictEngine:
         except JoyNexusError as error:
             answer = msgspec.structs.replace(answer, error=error.failure)
         except torch.AcceleratorError:
-            raise  # the device is lost to this process, which must start anew
-        except Exception:  # a fault of ours in one tenant's private part must not take the other tenants down
-            log.exception("request %s of policy '%s' of tenant '%s' failed", item.request, item.policy, item.tenant)
-            sentence = f"request {item.request} failed inside the service; the inference service's log has the reason"
-            answer = msgspec.structs.replace(answer, error=failure(ErrorCode.INTERNAL, sentence))
+            raise  # as in _prepare
+        except Exception:  # as in _prepare
+            answer = msgspec.structs.replace(answer, error=_note_fault(item))
         return msgspec.structs.replace(answer, busy_s=request.busy_s + request.need.busy_s + elapsed())
+
+
+def _note_fault(item: PredictItem) -> Failure:
+    """Log the exception that is being handled; return what the tenant is told."""
+    log.exception("request %s of policy '%s' of tenant '%s' failed", item.request, item.policy, item.tenant)
+    sentence = f"request {item.request} failed inside the service; the inference service's log has the reason"
+    return failure(ErrorCode.INTERNAL, sentence)
 
 
 def _read(

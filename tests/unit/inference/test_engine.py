@@ -14,6 +14,7 @@ import torch
 from common.blobs import BlobStore
 from joynexus.specs import PolicySpec
 from joynexus.vla.exported import ExportedPolicy, export_policy
+from joynexus.vla.feature import Observation
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version, write_version
 from joynexus.wire import ErrorCode, rebuild
@@ -21,6 +22,7 @@ from joynexus.wire.arrays import ArrayPacker, Buffer
 from joynexus.wire.back import Predicted, PredictGroup, PredictItem, WeightsApplied, WeightsOffer, WeightsRefused
 from joynexus.wire.front import Act
 from services.inference.core import PredictEngine
+from services.inference.texts import TextMemory
 from tests.unit.workers import SIDE, WRECK, Arrays, MemoryStore, NoiseBackbone, contract, spec
 
 
@@ -151,6 +153,18 @@ def test_an_instruction_without_pictures_is_forwarded_once_in_its_life(desk: Des
     assert desk.backbone.samples_forwarded == 1
 
 
+def test_remembered_instructions_stay_within_their_budget() -> None:
+    features = NoiseBackbone().forward([Observation((), f"task {number}") for number in range(4)])
+    memory = TextMemory(3 * features[0].nbytes)
+    for number, feature in enumerate(features[:3]):
+        memory.put(str(number), feature)
+    memory.get("0")
+    memory.put("3", features[3])
+    assert [key for key in "0123" if memory.get(key) is not None] == ["0", "2", "3"]
+    memory.put("endless", NoiseBackbone().forward([Observation((), "word " * 100)])[0])
+    assert [key for key in ("0", "2", "3", "endless") if memory.get(key) is not None] == ["0", "2", "3"]
+
+
 def test_pictures_are_forwarded_again_unless_a_store_is_given(tmp_path: Path) -> None:
     for store, forwards in ((None, 4), (MemoryStore(), 2)):
         desk = Desk(tmp_path / str(forwards), features=store)
@@ -255,6 +269,24 @@ def test_a_fault_in_one_private_part_fails_alone(desk: Desk, monkeypatch: pytest
     wrong, right = desk.predict(Request(first, Arrays(1, rows=1)), good)
     assert wrong.error is not None
     assert wrong.error.code == ErrorCode.INTERNAL
+    assert np.array_equal(desk.actions(right), desk.alone(policy, good))
+
+
+def test_a_version_that_cannot_even_be_built_fails_its_request_alone(desk: Desk) -> None:
+    first, _ = desk.version(1)
+    second, policy = desk.version(2)
+    good, open_blob = Request(second, Arrays(2, rows=1), version=2), desk.engine._shelf._open_blob
+
+    def burst(digest: str) -> Path:
+        if digest == first:
+            raise RuntimeError("not enough memory: you tried to allocate 17 GiB")
+        return open_blob(digest)
+
+    desk.engine._shelf._open_blob = burst
+    wrong, right = desk.predict(Request(first, Arrays(1, rows=1)), good)
+    assert wrong.error is not None
+    assert wrong.error.code == ErrorCode.INTERNAL
+    assert "17 GiB" not in wrong.error.message
     assert np.array_equal(desk.actions(right), desk.alone(policy, good))
 
 
