@@ -123,8 +123,7 @@ class EvaluationJob(Job):
         return self.spec.env.partition("/")[0]
 
     def _release(self) -> None:
-        for task in self._tasks.values():
-            self.tools.env.cancel(task)
+        self.tools.env.cancel(self._tasks.values())
         self._tasks.clear()
 
     def _missing(self) -> str:
@@ -207,7 +206,7 @@ class DatasetEvaluationJob(Job):
 
     def _release(self) -> None:
         if self._task is not None:
-            self.tools.env.cancel(self._task)
+            self.tools.env.cancel([self._task])
 
     def _missing(self) -> str:
         if self._task is None:

@@ -10,7 +10,7 @@ data set (`mounted:<name>`). Its lane of credit follows: `simulator` for familie
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -79,13 +79,16 @@ class EnvQueue:
         self._waiting[task.need].push(task.tenant, task)
         self._fill(task.need)
 
-    def cancel(self, task: Task) -> None:
-        """Nobody wants a task any more."""
-        task.cancelled = True
-        worker = task.worker
-        if worker is not None:
-            self._forget(task)
-            self._roster.cancel(worker, task.id)
+    def cancel(self, tasks: Collection[Task]) -> None:
+        """Nobody wants these tasks any more."""
+        workers: dict[str, Worker] = {}
+        for task in tasks:
+            task.cancelled = True
+            if task.worker is not None:
+                workers[task.worker.name] = task.worker
+                self._roster.cancel(task.worker, task.id)
+                self._forget(task)
+        for worker in workers.values():
             self._employ(worker)
 
     def serves(self, need: str) -> bool:

@@ -323,8 +323,7 @@ class TrainingJob(Job):
             self.tools.freed(policy)
 
     def _release(self) -> None:
-        for task in self._drawing.values():
-            self.tools.env.cancel(task)
+        self.tools.env.cancel(self._drawing.values())
         self._drawing.clear()
         self._pages.clear()
         policy = self.tools.policies.find(self.tenant, self.spec.policy)
