@@ -152,6 +152,7 @@ class RolloutWork:
                 render=bool(contract.cameras),
                 record=frozenset(message.videos) if contract.cameras else frozenset(),
                 on_step=lambda *_: self._alive(message.task),
+                on_episode=lambda _: self._alive(message.task),
             )
             child = pool.cpu_s() - child
         self._child_busy(child)

@@ -32,6 +32,7 @@ from joynexus.wire.back import (
 )
 from services.env.asking import Asker
 from services.env.data_work import DataWork, find_mounted
+from services.env.producers.rollout import ATTEMPTS
 from services.env.rollout_work import RolloutWork, WarmPools, software
 from services.env.simulators.pool import Deadlines
 from services.env.simulators.registry import prepare_process
@@ -56,7 +57,8 @@ def run(settings: EnvSettings) -> None:
     simulators = ("metaworld",) if importlib.util.find_spec("metaworld") else ()
     mounted = find_mounted(settings.datasets_dir)
     detail = {**software(), "mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
-    pools = WarmPools(settings.simulator_processes, Deadlines(make_s=settings.make_s, step_s=settings.step_s))
+    deadlines = Deadlines(make_s=settings.make_s, step_s=settings.step_s)
+    pools = WarmPools(settings.simulator_processes, deadlines)
     scratch = open_scratch(settings.cache_dir / "scratch" / "env")
     with (
         WorkerRuntime(settings) as runtime,
@@ -72,8 +74,9 @@ def run(settings: EnvSettings) -> None:
 
         data = DataWork(runtime.blobs, scratch, mounted, progress.advance)
         rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
-        # A rollout advances with each chunk; before the first, its simulator may have to be made.
-        rollout_s = settings.make_s + 2 * settings.step_s + 60.0
+        # A rollout advances with each chunk and each episode's end. Before that, its simulator may have to be made and
+        # reset as often as a lost episode is tried: a simulator that hangs costs its episodes, not this process.
+        rollout_s = ATTEMPTS * (deadlines.make_s + deadlines.reset_s) + 2 * deadlines.step_s + 60.0
 
         def asker(message: Rollout | EvaluateActions) -> Asker:
             return Asker(runtime.request, lambda: alive(message.task), message.task, message.attempt, message.policy)
@@ -94,7 +97,7 @@ def run(settings: EnvSettings) -> None:
             with progress.phase("working", deadline_s=deadline_s):
                 answer = answer_of(message, do)
             if answer is not None:
-                runtime.send(answer)
+                answer = deliver(message, answer, runtime.send)
             _note(message, answer, 1000.0 * (time.monotonic() - started))
 
         def work(packet: Packet) -> None:
@@ -138,6 +141,16 @@ def answer_of(message: Task, do: Callable[[Task], Message]) -> Message | None:
         log.exception("task_failed", kind=type(message).__name__, task=message.task, tenant=message.tenant)
         sentence = f"the env service failed at this: see its log under task {message.task}"
         return _failed(message, failure(ErrorCode.INTERNAL, sentence))
+
+
+def deliver(message: Task, answer: Message, send: Callable[[Message], object]) -> Message:
+    """Send an answer, or that it does not fit into a message, so that nobody waits for ever; return what was sent."""
+    try:
+        send(answer)
+    except ValueError as error:
+        answer = _failed(message, failure(ErrorCode.TOO_LARGE, f"the result is too large ({error}): split the work"))
+        send(answer)
+    return answer
 
 
 def _failed(message: Task, error: Failure) -> Message:

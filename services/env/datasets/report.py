@@ -6,11 +6,14 @@ a fault without the file, column or field where it is.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from joynexus.datasets import Fault
 
 _MOST_FAULTS = 200  # a set that is wrong in every episode says so this often, not a million times
+_MOST_CHARS = 500  # a fault quotes what somebody sent, which may be megabytes; the report must fit into a message
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +73,18 @@ class Findings:
     def warn_often(self, where: str, what: str) -> None:
         """Note a warning that may hold for every episode: the report has it once, with the first place and a count."""
         first, count = self._repeated.get(what, (where, 0))
-        self._repeated[what] = (first, count + 1)
+        if count or len(self._repeated) < _MOST_FAULTS:
+            self._repeated[what] = (first, count + 1)
 
     def warn(self, where: str, what: str) -> None:
         """Note something that was read anyway."""
         if len(self._faults) < _MOST_FAULTS:
-            self._faults.append(Fault(severity="warning", where=where, what=what))
+            self._faults.append(_fault("warning", where, what))
 
     def error(self, where: str, what: str) -> None:
         """Note something that makes the set unusable, and read on to find more."""
         if len(self._faults) < _MOST_FAULTS or not self._failed:
-            self._faults.append(Fault(severity="error", where=where, what=what))
+            self._faults.append(_fault("error", where, what))
         self._failed = True
 
     def fail(self, where: str, what: str) -> DatasetError:
@@ -96,8 +100,17 @@ class Findings:
     def report(self, summary: Summary | None = None) -> Report:
         """Return what was found so far, errors first."""
         repeated = [
-            Fault(severity="warning", where=where, what=what if count == 1 else f"{what} (in {count} episodes)")
+            _fault("warning", where, what if count == 1 else f"{what} (in {count} episodes)")
             for what, (where, count) in self._repeated.items()
         ]
         ordered = sorted(self._faults + repeated, key=lambda fault: fault.severity != "error")
         return Report(faults=tuple(ordered), summary=summary)
+
+
+def _fault(severity: Literal["error", "warning"], where: str, what: str) -> Fault:
+    return Fault(severity=severity, where=_clip(where), what=_clip(what))
+
+
+def _clip(text: str) -> str:
+    half = _MOST_CHARS // 2 - 2
+    return text if len(text) <= _MOST_CHARS else f"{text[:half]} … {text[-half:]}"

@@ -21,6 +21,8 @@ Actions = npt.NDArray[np.float32]
 
 LIMIT = "limit"
 """Why an episode failed that ran to its end."""
+ATTEMPTS = 3
+"""How often an episode is tried whose environment is lost."""
 
 
 class Rows(Protocol):
@@ -92,7 +94,7 @@ def run_episodes(
     execute: int = 0,
     render: bool = True,
     record: Collection[int] = (),
-    attempts: int = 3,
+    attempts: int = ATTEMPTS,
     on_step: Callable[[Question, Actions, StepResult], None] | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
 ) -> list[EpisodeResult]:

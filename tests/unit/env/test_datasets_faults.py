@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -519,3 +520,14 @@ def test_a_set_that_is_wrong_everywhere_has_a_short_report(tmp_path: Path) -> No
         path.unlink()
     report = check_dataset(folder)
     assert 0 < len(report.errors) <= 200
+
+
+def test_a_report_of_megabytes_in_the_metadata_is_short(folder: Path) -> None:
+    info(
+        folder,
+        lambda v: v.update(total_episodes=list(range(100_000)), splits={f"s{k}": "x" * 9000 for k in range(300)}),
+    )
+    report = check_dataset(folder)
+    assert "total_episodes says [0, 1, 2" in warnings(report)
+    assert "the files count" in warnings(report)
+    assert len(msgspec.msgpack.encode(report)) < 200_000

@@ -1,0 +1,48 @@
+"""Promises of the env service's shell: an answer that cannot travel is replaced by one that says so."""
+
+from __future__ import annotations
+
+import msgspec
+
+from joynexus.wire import ErrorCode, Message, encode
+from joynexus.wire.back import DatasetPrepared, IndicesDrawn, PrepareDataset, SampleIndices
+from services.env.service import deliver
+
+PREPARE = PrepareDataset(task="t", attempt=2, tenant="a", dataset="arm")
+DRAW = SampleIndices(
+    task="t", attempt=2, tenant="a", manifest="0" * 64, holdout_episodes=0, seed=0, batch_size=1, first_step=0, steps=1
+)
+
+
+class Wire:
+    """Sends as the real one does: what exceeds a limit raises."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        encode(message, id="r1")
+        self.sent.append(message)
+
+
+def test_an_answer_that_fits_is_sent_as_it_is() -> None:
+    wire, answer = Wire(), IndicesDrawn(task="t", attempt=2, batches=((1, 2),))
+    assert deliver(DRAW, answer, wire.send) is answer
+    assert wire.sent == [answer]
+
+
+def test_an_answer_too_large_for_a_message_is_a_failure_not_a_silence() -> None:
+    wire = Wire()
+    drawn = IndicesDrawn(task="t", attempt=2, batches=(tuple(range(10**6)),))
+    prepared = DatasetPrepared(task="t", attempt=2, manifest="0" * 64, blobs=(("0" * 64, 10**9),) * 20_000)
+    for message, answer in ((DRAW, drawn), (PREPARE, prepared)):
+        sent = deliver(message, answer, wire.send)
+        assert wire.sent.pop() is sent
+        assert type(sent) is type(answer)
+        assert "too large" in msgspec.json.encode(sent).decode()
+    assert isinstance(sent, DatasetPrepared)
+    assert sent.faults[0].severity == "error"
+    failed = deliver(DRAW, drawn, wire.send)
+    assert isinstance(failed, IndicesDrawn)
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.TOO_LARGE
