@@ -6,10 +6,12 @@ found at start; a pushed one is made of blobs), a simulator, or torch.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,6 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from common.blobs import BlobStoreFullError
 from common.prepared import PreparedDataset, training_indices
 from joynexus.contract import first_difference
 from joynexus.datasets import DatasetManifest, Fault
@@ -41,6 +42,7 @@ from services.env.producers.action_error import ActionErrors
 from services.env.producers.sampler import batch_indices
 
 _COMPARED_ROWS = 32  # steps for which actions are asked at once
+_MANIFESTS = 8  # kept at hand
 _decode_manifest = msgspec.msgpack.Decoder(DatasetManifest).decode
 
 
@@ -88,7 +90,8 @@ class DataWork:
         self, blobs: Blobs, scratch: Path, mounted: dict[str, Path], alive: Callable[[], None] = lambda: None
     ) -> None:
         self._blobs, self._scratch, self._mounted, self._alive = blobs, scratch, mounted, alive
-        self._sets: dict[str, PreparedDataset] = {}
+        self._lock = threading.Lock()  # several threads do this lane's work
+        self._manifests: dict[str, DatasetManifest] = {}
         scratch.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, message: PrepareDataset) -> DatasetPrepared:
@@ -115,7 +118,9 @@ class DataWork:
             return answer(manifest, manifest.faults)
         except DatasetError as error:
             return answer(None, error.report.faults)
-        except BlobStoreFullError as error:
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
             what = f"could not be prepared ({error.strerror}): ask the operator for disk space, then push it again"
             return answer(None, (Fault(severity="error", where="service", what=what),))
 
@@ -123,7 +128,7 @@ class DataWork:
         """Draw a page of batches."""
         busy = time.thread_time()
         try:
-            allowed = training_indices(self._dataset(message.manifest).manifest, message.holdout_episodes)
+            allowed = training_indices(self._manifest(message.manifest), message.holdout_episodes)
             steps = range(message.first_step, message.first_step + message.steps)
             pages = (batch_indices(message.seed, step, len(allowed), message.batch_size) for step in steps)
             batches = tuple(tuple(allowed[page].tolist()) for page in pages)
@@ -151,7 +156,7 @@ class DataWork:
         )
 
     def _compare(self, message: EvaluateActions, ask: Asker) -> ActionError:
-        spec, data = message.spec, self._dataset(message.manifest)
+        spec, data = message.spec, PreparedDataset(self._manifest(message.manifest), self._blobs.fetch)
         difference = first_difference(spec.contract, data.manifest.contract)
         if difference is not None:
             raise JoyNexusError(failure(ErrorCode.CONTRACT_MISMATCH, difference.replace("environment", "data set")))
@@ -168,16 +173,19 @@ class DataWork:
             errors.add(recorded, ask(recorded.state, images, recorded.instructions))
         return ActionError(version=message.version, **errors.result()._asdict())
 
-    def _dataset(self, manifest: str) -> PreparedDataset:
-        if manifest not in self._sets:
-            try:
-                decoded = _decode_manifest(self._blobs.read(manifest))
-            except msgspec.MsgspecError as error:
-                raise ValueError(f"blob {manifest} is no data set's manifest: {error}") from error
-            self._sets[manifest] = PreparedDataset(decoded, self._blobs.fetch)
-            while len(self._sets) > 8:
-                del self._sets[next(iter(self._sets))]
-        return self._sets[manifest]
+    def _manifest(self, digest: str) -> DatasetManifest:
+        known = self._manifests.get(digest)
+        if known is not None:
+            return known
+        try:
+            decoded = _decode_manifest(self._blobs.read(digest))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"blob {digest} is no data set's manifest: {error}") from error
+        with self._lock:
+            self._manifests[digest] = decoded
+            while len(self._manifests) > _MANIFESTS:
+                del self._manifests[next(iter(self._manifests))]
+        return decoded
 
     # What preparing asks of a blob store
 
@@ -213,8 +221,12 @@ class DataWork:
             raise JoyNexusError(failure(ErrorCode.INVALID, f"'{entry.path[:80]}' is not a path inside a data set"))
         self._alive()
         target, source = root / path, self._blobs.fetch(entry.digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             os.link(source, target)
+        except (FileExistsError, NotADirectoryError) as error:  # what is there is a blob's own file: never write to it
+            raise JoyNexusError(
+                failure(ErrorCode.INVALID, f"'{entry.path[:80]}' is in the place of another file of the data set")
+            ) from error
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(source, target)

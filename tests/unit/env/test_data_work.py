@@ -114,6 +114,30 @@ def test_a_pushed_path_cannot_leave_the_set(blobs: StoreAccess, work: DataWork, 
         work.prepare(PrepareDataset(task="t", attempt=1, tenant="a", dataset="arm", files=(entry,)))
 
 
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), ("a", "a/b"), ("a", "a/b/c"), ("a/b", "a")])
+def test_two_files_in_one_place_are_refused_and_their_blobs_stay_whole(
+    blobs: StoreAccess, work: DataWork, first: str, second: str
+) -> None:
+    one, other = blobs.store.put_bytes(b"x" * 9), blobs.store.put_bytes(b"y" * 9)
+    files = (FileEntry(path=first, digest=one, nbytes=9), FileEntry(path=second, digest=other, nbytes=9))
+    with pytest.raises(JoyNexusError, match="in the place of another file"):
+        work.prepare(PrepareDataset(task="t", attempt=1, tenant="a", dataset="arm", files=files))
+    assert [blobs.read(digest) for digest in (one, other)] == [b"x" * 9, b"y" * 9]
+
+
+def test_a_full_scratch_disk_is_an_answer_too(
+    tmp_path: Path, blobs: StoreAccess, work: DataWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    message = pushed(sets.write_v2(tmp_path / "set"), blobs)
+    monkeypatch.setattr("services.env.datasets.prepare._write_safetensors", full)
+    answer = work.prepare(message)
+    assert (answer.manifest, answer.faults[0].where) == ("", "service")
+    assert "ask the operator for disk space" in answer.faults[0].what
+
+
 def test_pages_of_batches_are_the_jobs_alone(tmp_path: Path, blobs: StoreAccess, work: DataWork) -> None:
     _, manifest = prepared(sets.write_v3(tmp_path / "set"), blobs)
 
