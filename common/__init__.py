@@ -1,0 +1,1 @@
+"""What every role shares: transport, identity, settings, journal, blobs, telemetry, the worker runtime."""
