@@ -13,6 +13,7 @@ from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftSpec
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobList, ListJobs, SubmitJob
+from services.master.catalog import faulty
 from services.master.checks import check_job
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
@@ -182,7 +183,7 @@ class Jobs:
         check_job(spec)
         version = 0
         if isinstance(spec, SftSpec):
-            tools.catalog.find(tenant, spec.dataset)
+            self._check_dataset(tenant, spec.dataset)
             policy = tools.policies.find(tenant, spec.policy)
             if policy is not None:
                 check_recipe(policy, spec)
@@ -194,7 +195,7 @@ class Jobs:
             if found.refused:
                 raise refuse(ErrorCode.NOT_FOUND, f"version {version} cannot be served: {found.refused}")
             if isinstance(spec, EvaluateDatasetSpec):
-                tools.catalog.find(tenant, spec.dataset)
+                self._check_dataset(tenant, spec.dataset)
         self._numbers[tenant] += 1
         name, kind = _KINDS[type(spec)]
         record = JobRecord(
@@ -208,6 +209,11 @@ class Jobs:
             version=version,
         )
         return kind(record, tools)
+
+    def _check_dataset(self, tenant: str, name: str) -> None:
+        found = self._tools.catalog.find(tenant, name)
+        if found.state == "faulty":
+            raise faulty(found)
 
     def _get(self, tenant: str, name: str) -> Job:
         job = self._jobs.get(tenant, {}).get(name)

@@ -1,0 +1,175 @@
+"""Workers: named by the master, fenced by incarnation, replaced when silent, asked again when a connection broke."""
+
+from __future__ import annotations
+
+import pytest
+
+from joynexus.wire import ErrorCode, Failure
+from joynexus.wire.back import Beat, BeatAck, Register, Registered, TrainGroup
+from joynexus.wire.front import ClusterStatus, OptimStep, Status
+from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.world import FakeWorker, World, run
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def registered(worker: FakeWorker) -> Registered:
+    return next(message for message in reversed(worker.received) if isinstance(message, Registered))
+
+
+def roles(world: World) -> dict[str, str]:
+    return {role.worker: role.phase for role in world.ask(Status(), ClusterStatus).roles}
+
+
+def ask_step(world: World, seq: int = 1) -> str:
+    if seq == 1:
+        world.create()
+    return world.tell(OptimStep(policy="p", lease=world.lease(), seq=seq))
+
+
+def test_workers_are_named_by_role(world: World) -> None:
+    workers = [FakeEnv(world, new_incarnation(), key=str(index)) for index in range(2)]
+    trainer = FakeTrainer(world, new_incarnation(), key="t")
+    assert [registered(worker).worker for worker in (*workers, trainer)] == ["env-1", "env-2", "trainer-1"]
+
+
+def test_an_unknown_connection_is_told_to_register(world: World) -> None:
+    (answer,) = world.answers(world.say(world.new_peer("back"), Beat(progress=1, phase="idle", busy_s=0.0)))
+    assert isinstance(answer, Failure)
+    assert answer.code is ErrorCode.NOT_REGISTERED
+
+
+def test_a_worker_may_only_register_for_a_role_that_its_key_claims(world: World) -> None:
+    peer = world.new_peer("back")
+    message = Register(role="admin", incarnation="i", pid=1, credit={})  # type: ignore[arg-type]
+    (answer,) = world.answers(world.say(peer, message))
+    assert answer.code is ErrorCode.FORBIDDEN  # type: ignore[attr-defined]
+
+
+def test_a_silent_worker_is_declared_dead_and_a_beating_one_is_not(world: World) -> None:
+    quiet = FakeEnv(world, new_incarnation(), key="quiet")
+    lively = FakeEnv(world, new_incarnation(), key="lively")
+    for _ in range(8):
+        world.wait(1)
+        lively.beat()
+    assert roles(world) == {registered(quiet).worker: "lost", registered(lively).worker: "working"}
+
+
+def test_a_restarted_worker_replaces_the_silent_one_of_its_key_at_once(world: World) -> None:
+    first = FakeTrainer(world, new_incarnation())
+    ask_step(world)
+    first.die()
+    world.wait(2)
+    second = FakeTrainer(world, new_incarnation())
+    assert len(second.inbox) == 1
+    assert registered(second).worker == "trainer-1"
+    (role,) = world.ask(Status(), ClusterStatus).roles
+    assert role.restarts == 1
+
+
+def test_a_second_worker_with_the_same_key_does_not_replace_a_living_one(world: World) -> None:
+    first = FakeEnv(world, new_incarnation())
+    world.wait(1)
+    first.beat()
+    FakeEnv(world, new_incarnation())
+    assert set(roles(world)) == {"env-1", "env-2"}
+
+
+def test_a_worker_that_comes_back_on_a_new_connection_keeps_its_work_and_gets_it_again(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    id = ask_step(world)
+    (before,) = [send.message for send in trainer.inbox]
+    trainer.connect()
+    (after,) = [send.message for send in trainer.inbox]
+    assert after == before
+    run(trainer)
+    assert len(world.answers(id)) == 2
+
+
+def test_work_whose_answer_was_lost_with_the_connection_is_answered_again_but_done_once(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    id = ask_step(world)
+    send = trainer.inbox.popleft()
+    trainer.world.actors.pop(trainer.peer)  # the answer goes into a broken connection
+    heard, world.event = world.event, lambda event: None  # type: ignore[method-assign]
+    world.actors[trainer.peer] = trainer._take
+    trainer.do(send)
+    world.event = heard  # type: ignore[method-assign]
+    trainer.connect()
+    run(trainer)
+    assert trainer.applied["a", "p", 1] == 1 or len(trainer.groups) == 2
+    assert len(world.answers(id)) == 2
+
+
+def test_work_that_could_not_be_delivered_is_sent_again(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    world.unreachable.add(trainer.peer)
+    ask_step(world)
+    assert not trainer.inbox
+    world.unreachable.clear()
+    world.wait(1.5)
+    assert len(trainer.inbox) == 1
+
+
+def test_a_worker_that_was_declared_dead_is_told_what_it_has_lost(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    ask_step(world)
+    task = trainer.inbox[0].message
+    assert isinstance(task, TrainGroup)
+    world.wait(10)
+    trainer.connect()
+    assert registered(trainer).lost == (task.task,)
+
+
+def test_a_connection_that_registers_another_incarnation_ends_the_first(world: World) -> None:
+    worker = FakeEnv(world, new_incarnation())
+    world.say(worker.peer, Register(role="env", incarnation="other", pid=2, credit={"data": 1}))
+    assert [log.fields["why"] for log in world.logs if log.event == "worker_lost"] == [
+        "its connection has another incarnation now"
+    ]
+
+
+def test_an_incarnation_cannot_be_taken_over_with_another_key(world: World) -> None:
+    worker = FakeEnv(world, "mine", key="a")
+    (answer,) = world.answers(
+        world.say(world.new_peer("back"), Register(role="env", incarnation="mine", pid=2, credit={}), key="b")
+    )
+    assert answer.code is ErrorCode.CONFLICT  # type: ignore[attr-defined]
+    assert registered(worker).worker == "env-1"
+
+
+def test_workers_that_register_again_after_a_master_restart_go_on(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    ask_step(world)
+    run(trainer)
+    world.crash()
+    ask_step(world, 2)
+    trainer.connect()
+    run(trainer)
+    assert trainer.applied["a", "p", 2] == 1
+
+
+def test_beats_are_answered_and_shown(world: World) -> None:
+    worker = FakeInference(world, new_incarnation())
+    id = world.say(worker.peer, Beat(progress=7, phase="working", busy_s=1.5, detail={"device": "cpu"}))
+    assert world.answers(id) == [BeatAck()]
+    (role,) = world.ask(Status(), ClusterStatus).roles
+    assert (role.role, role.progress, role.busy_s, role.detail) == ("inference", 7, 1.5, {"device": "cpu"})
+
+
+def test_status_shows_a_tenant_its_own_work_and_an_operator_everything(world: World) -> None:
+    for tenant in ("a", "b"):
+        world.create(tenant=tenant)
+        world.tell(OptimStep(policy="p", lease=world.lease(tenant=tenant), seq=1), tenant=tenant)
+    mine = world.ask(Status(), ClusterStatus)
+    assert [(lane.queue, lane.tenant, lane.waiting) for lane in mine.lanes] == [("training", "a", 1)]
+    assert mine.policies == 1
+    everything = world.ask(Status(), ClusterStatus, operator=True)
+    assert {lane.tenant for lane in everything.lanes} == {"a", "b"}
+    assert everything.policies == 2
+    health = FakeWorker(world, new_incarnation(), key="h", role="health", credit={})
+    (seen,) = world.answers(world.say(health.peer, Status()))
+    assert seen.policies == 2  # type: ignore[attr-defined]
