@@ -91,7 +91,7 @@ def _episode_rows(folder: DatasetFolder) -> dict[int, tuple[int, tuple[str, ...]
             raise findings.fail(where, f"has a row without a valid episode_index and length: {str(row)[:100]}")
         if index in rows:
             raise findings.fail(where, f"lists episode {index} twice: remove one of the lines")
-        rows[index] = (length, _texts(row.get("tasks")))
+        rows[index] = (length, read_texts(row.get("tasks")))
     if not rows:
         raise findings.fail(where, "lists no episode: there is nothing to train on")
     if list(rows) != sorted(rows):
@@ -101,7 +101,8 @@ def _episode_rows(folder: DatasetFolder) -> dict[int, tuple[int, tuple[str, ...]
     return rows
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def read_texts(value: Any) -> tuple[str, ...]:
+    """Return the task texts of an episode, as far as they are any."""
     return tuple(text[:2000] for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 

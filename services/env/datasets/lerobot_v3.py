@@ -7,7 +7,7 @@ or frames.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 from services.env.datasets.folder import DatasetFolder, fill_template
 from services.env.datasets.layout import (
@@ -19,6 +19,7 @@ from services.env.datasets.layout import (
     drop_cameras_without_files,
 )
 from services.env.datasets.lerobot_v2 import read_tasks as read_json_tasks
+from services.env.datasets.lerobot_v2 import read_texts
 from services.env.datasets.tables import read_columns
 
 _PLACE = re.compile(r"chunk-(\d{1,9})/file-(\d{1,9})\.(parquet|mp4)$")
@@ -33,20 +34,19 @@ def read_layout(folder: DatasetFolder, info: Info) -> Layout:
     episodes = []
     for row in _episode_rows(folder, keys):
         index = row["episode_index"]
-        place = (row.get("data/chunk_index"), row.get("data/file_index"))
+        place = _place(row, "data")
         table = _choose(folder, info, "data_path", place, tables.get(place), "")
         if table is None:
             findings.error(f"episode {index}", f"its parquet file (chunk, file) {place} is missing: copy it")
             continue
         spans = {}
         for key in keys:
-            place = (row.get(f"videos/{key}/chunk_index"), row.get(f"videos/{key}/file_index"))
+            place = _place(row, f"videos/{key}")
             start = row.get(f"videos/{key}/from_timestamp")
             video = _choose(folder, info, "video_path", place, videos.get((key, *place)), key)
             if video is not None and isinstance(start, float) and start >= 0:
                 spans[key] = VideoSpan(video, start)
-        names = tuple(text[:2000] for text in row.get("tasks") or () if isinstance(text, str))
-        episodes.append(EpisodeSource(index, row["length"], names, table, spans))
+        episodes.append(EpisodeSource(index, row["length"], read_texts(row.get("tasks")), table, spans))
     findings.stop_if_failed()
     cameras = drop_cameras_without_files(info.cameras, tuple(episodes), findings)
     check_counts(info, len(episodes), None, findings)
@@ -71,9 +71,14 @@ def _tasks(folder: DatasetFolder) -> dict[int, str]:
         return read_json_tasks(folder)
     table = read_columns(folder, where, ["task_index", "task", "__index_level_0__"]).to_pydict()
     texts = table.get("task") or table.get("__index_level_0__")
-    if "task_index" not in table or texts is None or not all(isinstance(text, str) for text in texts):
+    numbers = table.get("task_index")
+    if not (_all(int, numbers) and _all(str, texts)):
         raise folder.findings.fail(where, "lacks the task texts or the column task_index: write the set again")
-    return {int(number): text[:2000] for number, text in zip(table["task_index"], texts, strict=True)}
+    return {number: text[:2000] for number, text in zip(numbers, texts, strict=True)}
+
+
+def _all(kind: type, values: list[Any] | None) -> TypeGuard[list[Any]]:
+    return values is not None and all(isinstance(value, kind) for value in values)
 
 
 def _episode_rows(folder: DatasetFolder, keys: list[str]) -> list[dict[str, Any]]:
@@ -97,12 +102,19 @@ def _episode_rows(folder: DatasetFolder, keys: list[str]) -> list[dict[str, Any]
     return [rows[index] for index in sorted(rows)]
 
 
-Place = tuple[Any, Any]
+Place = tuple[int, int]
+_NOWHERE = (-1, -1)
 
 
-def _files_by_place(folder: DatasetFolder, keys: list[str]) -> tuple[dict[Place, str], dict[tuple[str, Any, Any], str]]:
+def _place(row: dict[str, Any], what: str) -> Place:
+    """Return the chunk and file number that a row of `meta/episodes` states, `_NOWHERE` if it states none."""
+    chunk, file = row.get(f"{what}/chunk_index"), row.get(f"{what}/file_index")
+    return (chunk, file) if isinstance(chunk, int) and isinstance(file, int) else _NOWHERE
+
+
+def _files_by_place(folder: DatasetFolder, keys: list[str]) -> tuple[dict[Place, str], dict[tuple[str, int, int], str]]:
     tables: dict[Place, str] = {}
-    videos: dict[tuple[str, Any, Any], str] = {}
+    videos: dict[tuple[str, int, int], str] = {}
     for name in folder.files:
         match = _PLACE.search(name)
         if match is None:
@@ -118,7 +130,7 @@ def _files_by_place(folder: DatasetFolder, keys: list[str]) -> tuple[dict[Place,
 
 def _choose(folder: DatasetFolder, info: Info, field: str, place: Place, found: str | None, key: str) -> str | None:
     """Return a file: where the template says, else the one that was found by its chunk and file number."""
-    if not all(isinstance(number, int) and number >= 0 for number in place):
+    if min(place) < 0:
         return None
     expected = fill_template(info.template(field), {"chunk_index": place[0], "file_index": place[1], "video_key": key})
     if expected is not None and folder.has(expected):

@@ -52,8 +52,10 @@ def index_video(folder: DatasetFolder, name: str) -> VideoIndex:
             times = np.sort(np.array(ticks, np.float64)) * float(stream.time_base or 1)
     except (av.FFmpegError, OSError) as error:
         raise folder.findings.fail(name, "is truncated or no MP4 video: copy it again") from error
-    if height * width > MAX_PIXELS:
-        raise folder.findings.fail(name, f"has frames of {width}x{height} pixels, more than can be read")
+    if not 0 < height * width <= MAX_PIXELS:
+        raise folder.findings.fail(
+            name, f"has frames of {width}x{height} pixels, which cannot be read: record it again"
+        )
     return VideoIndex(times, height, width, float(rate) if rate else 0.0)
 
 

@@ -20,6 +20,7 @@ from services.env.datasets.report import Findings
 
 MAX_COLUMN_BYTES = 4 << 30  # of the columns read from one file, uncompressed
 MAX_ROWS = 50_000_000  # of one file
+_MAX_INTEGER = 2.0**53  # beyond it float64 does not count any more
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,6 +50,9 @@ def open_table(folder: DatasetFolder, name: str) -> pq.ParquetFile:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise folder.findings.fail(name, "is truncated or no parquet file: copy it again") from error
+    names = file.schema_arrow.names
+    if len(set(names)) < len(names):
+        raise folder.findings.fail(name, "has several columns of one name: write it again")
     if file.metadata.num_rows > MAX_ROWS:
         raise folder.findings.fail(
             name, f"has {file.metadata.num_rows} rows, more than the {MAX_ROWS} that can be read"
@@ -171,11 +175,17 @@ def _scalars(table: pa.Table, column: str, dtype: type[np.generic]) -> npt.NDArr
     if column not in table.column_names:
         return None
     values: npt.NDArray[np.generic] = table[column].to_numpy()
-    if values.dtype == object:  # lists of one number
-        values = np.array([v[0] if v is not None and len(v) == 1 else np.nan for v in values], dtype=np.float64)
-    if values.dtype.kind not in "iuf" or not np.isfinite(values.astype(np.float64)).all():
+    if values.dtype == object:  # lists of one number; text and the like become NaN
+        values = np.array([_only_number(value) for value in values])
+    if values.dtype.kind not in "iuf" or not (np.abs(values.astype(np.float64)) < _MAX_INTEGER).all():  # NaN neither
         return None
     return values.astype(np.int64)
+
+
+def _only_number(value: object) -> float:
+    if isinstance(value, np.ndarray) and value.shape == (1,) and value.dtype.kind in "iuf":
+        return float(value[0])
+    return np.nan
 
 
 def _timestamps(table: pa.Table, fps: float, where: str, findings: Findings) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from common.blobs import BlobStore
@@ -433,6 +434,11 @@ EPISODES = "meta/episodes/chunk-000/file-000.parquet"
         ),
         (lambda c: c.update(length=pa.array([6, 5, 4])), "has 4 rows but its listed length is 5"),
         (lambda c: c.update(episode_index=pa.array([0, 1, 7])), "its rows are missing or scattered"),
+        (
+            lambda c: c.update({"data/file_index": pa.array([[0]] * 3)}),
+            "its parquet file (chunk, file) (-1, -1) is missing",
+        ),
+        (lambda c: c.update({f"videos/{sets.KEY}/chunk_index": pa.array([[0]] * 3)}), "but the data has []"),
         (lambda c: c.update(episode_index=pa.array([0, 1, 1])), "lists episode 1 twice"),
         (lambda c: c.update(length=pa.array([6, 4, 0])), "without a valid episode_index and length"),
         (lambda c: c.update({f"videos/{sets.KEY}/file_index": pa.array([0, 0, 9])}), "is missing"),
@@ -462,6 +468,9 @@ def test_v3_without_episodes_or_task_texts_is_refused(tmp_path: Path) -> None:
     folder = sets.write_v3(tmp_path / "set")
     sets.edit_parquet(folder / "meta/tasks.parquet", lambda c: c.pop("__index_level_0__"))
     assert "lacks the task texts" in refusal(folder, tmp_path)
+    shutil.copy(sets.write_v3(tmp_path / "numberless") / "meta/tasks.parquet", folder / "meta/tasks.parquet")
+    sets.edit_parquet(folder / "meta/tasks.parquet", lambda c: c.update(task_index=pa.nulls(2)))
+    assert "lacks the task texts or the column task_index" in refusal(folder, tmp_path)
     shutil.rmtree(folder / "meta/episodes")
     shutil.copy(sets.write_v3(tmp_path / "other") / "meta/tasks.parquet", folder / "meta/tasks.parquet")
     assert "was the set finalized" in refusal(folder, tmp_path)
@@ -531,3 +540,19 @@ def test_a_report_of_megabytes_in_the_metadata_is_short(folder: Path) -> None:
     assert "total_episodes says [0, 1, 2" in warnings(report)
     assert "the files count" in warnings(report)
     assert len(msgspec.msgpack.encode(report)) < 200_000
+
+
+def test_a_column_that_is_there_twice_is_named(folder: Path, tmp_path: Path) -> None:
+    path = folder / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("action", table["action"]), path)
+    assert "episode_000001.parquet: has several columns of one name" in refusal(folder, tmp_path)
+
+
+def test_odd_types_of_optional_columns_are_as_good_as_none(tmp_path: Path) -> None:
+    folder = sets.write_v3(tmp_path / "set")
+    sets.edit_parquet(folder / EPISODES, lambda c: c.update(tasks=pa.array([5, 6, 7])))
+    assert check_dataset(folder).faults == ()  # the steps name their tasks
+    data = folder / "data/chunk-000/file-000.parquet"
+    sets.edit_parquet(data, lambda c: c.update(task_index=pa.array(["none"] * len(c["index"]))))
+    assert "has no task text" in refusal(folder, tmp_path)
