@@ -20,6 +20,7 @@ from services.env.simulators.registry import check_task
 
 FIRST_SEED = 1000  # evaluations use seeds from 0: no demonstration is of an episode that is evaluated
 _SEEDS_PER_EPISODE = 4  # an expert that fails three times out of four is none
+_AT_ONCE = 32  # episodes recorded before they are written: what is in memory at most
 
 
 def write_demonstrations(
@@ -67,7 +68,7 @@ def write_demonstrations(
         with LeRobotWriter(folder, contract.rate_hz, contract) as writer:
 
             def add(result: EpisodeResult) -> None:
-                steps = recordings.pop(result.seed)
+                steps = recordings.pop(result.seed, [])  # none if its simulator was lost before the first step
                 if not result.success or len(recorded) == episodes:
                     return
                 images = {
@@ -81,7 +82,9 @@ def write_demonstrations(
 
             seed, last = first_seed, first_seed + _SEEDS_PER_EPISODE * episodes
             while len(recorded) < episodes:
-                count = episodes - len(recorded)  # results come back in the order of seeds: the set is reproducible
+                count = min(
+                    _AT_ONCE, episodes - len(recorded)
+                )  # results come back in the order of seeds: the set is reproducible
                 if seed + count > last:
                     raise ValueError(
                         f"the expert of {task} solved {len(recorded)} of {seed - first_seed} episodes only"

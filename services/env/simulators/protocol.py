@@ -119,15 +119,16 @@ def _unpack(array: Array, dtype: str) -> npt.NDArray[np.generic]:
 
 
 def pack_observation(observation: SimObservation) -> Outcome:
-    """Return an observation as a row's outcome."""
+    """Return an observation as a row's outcome; ValueError if its state is not finite, which would fail all rows."""
+    if not np.isfinite(observation.state).all():
+        raise ValueError("the simulator's state holds NaN or infinities: its physics became unstable")
     return Outcome(state=pack(observation.state), images=tuple(pack(image) for image in observation.images))
 
 
 def pack_result(result: StepResult) -> Outcome:
-    """Return a step's result as a row's outcome."""
-    return Outcome(
-        state=pack(result.observation.state),
-        images=tuple(pack(image) for image in result.observation.images),
+    """Return a step's result as a row's outcome; errors as `pack_observation`."""
+    return msgspec.structs.replace(
+        pack_observation(result.observation),
         reward=result.reward,
         success=result.success,
         done=result.done,

@@ -12,7 +12,7 @@ from joynexus.contract import Contract
 from services.env.simulators import metaworld_tasks
 from services.env.simulators.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 
-HANGS, DIES, RAISES, HANGS_AT_RESET = 1001, 1002, 1003, 1004
+HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES = 1001, 1002, 1003, 1004, 1005
 TASK = "metaworld/reach-v3"  # any known name: the pool checks it
 
 
@@ -37,6 +37,8 @@ class CountingSimulator:
             os._exit(1)
         if self._seed == RAISES:
             raise ZeroDivisionError("unstable physics")
+        if self._seed == EXPLODES:
+            self._sum = float("nan")
         reward, steps = 0.0, 0
         frames = []
         for action in actions:

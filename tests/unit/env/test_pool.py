@@ -72,6 +72,10 @@ def test_rows_run_their_own_episodes_and_processes_end_with_the_pool() -> None:
         (fakes.HANGS, "took longer than 1 s to step"),
         (fakes.DIES, "died in a step"),
         (fakes.RAISES, "failed to step: ZeroDivisionError: unstable physics"),
+        (
+            fakes.EXPLODES,
+            "failed to step: ValueError: the simulator's state holds NaN or infinities: its physics became unstable",
+        ),
     ],
 )
 def test_a_lost_row_costs_rows_of_other_processes_nothing(seed: int, reason: str) -> None:
@@ -83,7 +87,7 @@ def test_a_lost_row_costs_rows_of_other_processes_nothing(seed: int, reason: str
         assert results[0] == Lost(reason)
         assert isinstance(results[1], StepResult)
         assert pool.pids[1] == before[1]
-        if seed != fakes.RAISES:
+        if seed in (fakes.HANGS, fakes.DIES):
             wait_until_gone(before[:1])
             assert pool.pids[0] != before[0]
         again = pool.step({0: ONES, 1: ONES})
