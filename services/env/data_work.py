@@ -112,9 +112,7 @@ class DataWork:
 
         try:
             with self._folder_of(message) as folder:
-                manifest = prepare_dataset(
-                    folder, self, image_side=message.image_side or None, progress=lambda done, total: self._alive()
-                )
+                manifest = prepare_dataset(folder, self, image_side=message.image_side or None, alive=self._alive)
             return answer(manifest, manifest.faults)
         except DatasetError as error:
             return answer(None, error.report.faults)

@@ -7,6 +7,7 @@ from. Never: a decoded video (frames are counted without decoding), a change to 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,8 +57,8 @@ def check_dataset(folder: Path) -> Report:
         return error.report
 
 
-def scan_dataset(path: Path) -> Scan:
-    """Read a data set, all but the pixels of its videos.
+def scan_dataset(path: Path, alive: Callable[[], None] = lambda: None) -> Scan:
+    """Read a data set, all but the pixels of its videos; `alive` is called with each episode.
 
     Raises:
         DatasetError: if it cannot be used; the error's report names every fault that was found.
@@ -70,6 +71,7 @@ def scan_dataset(path: Path) -> Scan:
     videos: dict[str, VideoIndex] = {}
     rows, instructions, frames = [], [], []
     for episode, numbers in iterate_rows(folder, layout):
+        alive()
         if numbers is None:
             continue
         rows.append(numbers)

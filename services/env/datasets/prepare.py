@@ -43,6 +43,7 @@ def prepare_dataset(
     *,
     image_side: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    alive: Callable[[], None] = lambda: None,
 ) -> DatasetManifest:
     """Validate a data set and store it as blobs.
 
@@ -52,6 +53,7 @@ def prepare_dataset(
         image_side: if given, larger pictures are shrunk until their longer side has this many pixels; the contract's
             cameras say so.
         progress: called with (episodes done, episodes in all).
+        alive: called with each episode, file and picture, to show that a large set is no hang.
 
     Returns:
         The manifest; the same folder gives the same manifest and the same blobs.
@@ -62,16 +64,16 @@ def prepare_dataset(
     """
     if image_side is not None and image_side < 1:
         raise ValueError(f"image_side is {image_side}: it must be a number of pixels")
-    scan = scan_dataset(folder)
+    scan = scan_dataset(folder, alive)
     contract = _resized(scan.contract, image_side)
     entries = []
     for number in range(len(scan.rows)):
         progress(number, len(scan.rows))
-        entries.append(_store_episode(scan, number, contract, blobs))
+        entries.append(_store_episode(scan, number, contract, blobs, alive))
     progress(len(scan.rows), len(scan.rows))
     return DatasetManifest(
         source_format=scan.layout.source_format,
-        source_digest=scan.folder.digest(),
+        source_digest=scan.folder.digest(alive),
         fps=scan.layout.fps,
         contract=contract,
         statistics=compute_statistics([rows.state for rows in scan.rows], [rows.action for rows in scan.rows]),
@@ -91,7 +93,9 @@ def _resized(contract: Contract, image_side: int | None) -> Contract:
     return msgspec.structs.replace(contract, cameras=tuple(resize(camera) for camera in contract.cameras))
 
 
-def _store_episode(scan: Scan, number: int, contract: Contract, blobs: BlobSink) -> EpisodeEntry:
+def _store_episode(
+    scan: Scan, number: int, contract: Contract, blobs: BlobSink, alive: Callable[[], None]
+) -> EpisodeEntry:
     rows, length = scan.rows[number], len(scan.rows[number].state)
     tensors: list[tuple[str, tuple[int, ...], str, Iterator[npt.NDArray[np.generic]]]] = [
         ("timestamp", (length,), "float64", iter([rows.timestamp])),
@@ -103,7 +107,7 @@ def _store_episode(scan: Scan, number: int, contract: Contract, blobs: BlobSink)
         tensors.append((f"image.{camera.name}", shape, "uint8", _pictures(scan, number, camera)))
     with blobs.new_file() as path:
         with path.open("wb") as file:
-            _write_safetensors(file, tensors)
+            _write_safetensors(file, tensors, alive)
         digest, nbytes = blobs.put_file(path, move=True)
     return EpisodeEntry(length=length, instruction=scan.instructions[number], blob=digest, nbytes=nbytes)
 
@@ -119,7 +123,9 @@ def _pictures(scan: Scan, number: int, camera: Camera) -> Iterator[Picture]:
 
 
 def _write_safetensors(
-    file: BinaryIO, tensors: list[tuple[str, tuple[int, ...], str, Iterator[npt.NDArray[np.generic]]]]
+    file: BinaryIO,
+    tensors: list[tuple[str, tuple[int, ...], str, Iterator[npt.NDArray[np.generic]]]],
+    alive: Callable[[], None],
 ) -> None:
     """Write a safetensors file whose tensors come in pieces, so that an episode's pictures need not fit in memory.
 
@@ -134,6 +140,7 @@ def _write_safetensors(
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for piece in chain.from_iterable(pieces for *_, pieces in tensors):
+        alive()
         file.write(np.ascontiguousarray(piece).data)
     if file.tell() != 8 + len(text) + offset:
         raise AssertionError("an episode's arrays do not have the shapes that its header states")

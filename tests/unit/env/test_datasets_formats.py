@@ -60,6 +60,15 @@ def test_the_writers_contract_comes_back_whole(tmp_path: Path) -> None:
     assert manifest.contract == sets.CONTRACT
 
 
+def test_preparing_shows_life_with_each_episode_file_and_picture(tmp_path: Path) -> None:
+    folder, signs = sets.write_v2(tmp_path / "set"), []
+    manifest = prepare_dataset(folder, BlobStore(tmp_path / "blobs"), alive=lambda: signs.append(1))
+    files = sum(path.is_file() for path in folder.rglob("*"))
+    vectors = 3 * len(manifest.episodes)  # timestamp, state and action
+    pictures = sum(episode.length for episode in manifest.episodes)
+    assert len(signs) == len(manifest.episodes) + files + vectors + pictures
+
+
 def test_preparing_again_gives_the_same_manifest(tmp_path: Path) -> None:
     folder, store = sets.write_v2(tmp_path / "set"), BlobStore(tmp_path / "blobs")
     first = prepare_dataset(folder, store)
