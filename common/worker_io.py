@@ -20,7 +20,7 @@ import zmq
 
 from common.session import Event, WorkerSession
 from joynexus.keys import ClusterFile
-from joynexus.transport import Context, Line, Link, receive_frames, send_frames
+from joynexus.transport import Context, Line, Link, Socket, receive_frames, send_frames
 from joynexus.wire import WireError, decode
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class WorkerIO:
         self._wake.setblocking(False)
         self._stopping = False
         self._flushed: threading.Event | None = None
+        self._poller = zmq.Poller()
+        self._watched: list[tuple[Socket, bool]] = []  # what the poller was made for
         self._thread = threading.Thread(target=self._guarded, name="worker-io", daemon=True)
 
     def start(self) -> None:
@@ -116,7 +118,8 @@ class WorkerIO:
                 for tended in lines:
                     tended.blocked = not self._send(tended)
                 ready = self._wait(lines)
-                self._drain_wakeups()
+                if self._awake.fileno() in ready:
+                    self._drain_wakeups()
                 for tended in lines:
                     if tended.line.monitor in ready or tended.line.link is not Link.UP:
                         self._tend(tended)
@@ -129,18 +132,19 @@ class WorkerIO:
             self._awake.close()
 
     def _wait(self, lines: list[_Tended]) -> dict[object, int]:
-        poller = zmq.Poller()
-        poller.register(self._awake, zmq.POLLIN)
-        for tended in lines:
-            events = zmq.POLLIN | (zmq.POLLOUT if tended.blocked and tended.line.link is Link.UP else 0)
-            poller.register(tended.line.socket, events)
-            poller.register(tended.line.monitor, zmq.POLLIN)
+        watched = [(tended.line.socket, tended.blocked and tended.line.link is Link.UP) for tended in lines]
+        if watched != self._watched:
+            self._watched, self._poller = watched, zmq.Poller()
+            self._poller.register(self._awake, zmq.POLLIN)
+            for tended, (opened, blocked) in zip(lines, watched, strict=True):
+                self._poller.register(opened, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+                self._poller.register(tended.line.monitor, zmq.POLLIN)
         now = time.monotonic()
         wait_s = 0.0 if self._jobs else self._session.next_at(now) - now
         if any(tended.blocked for tended in lines):
             # What is due cannot be sent, so its time says nothing; a line that was refused wants to be made anew.
             wait_s = min(max(wait_s, 0.05), 0.25)
-        return dict(poller.poll(max(0, math.ceil(1000 * wait_s))))
+        return dict(self._poller.poll(max(0, math.ceil(1000 * wait_s))))
 
     def _tend(self, tended: _Tended) -> None:
         line, now = tended.line, time.monotonic()

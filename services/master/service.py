@@ -111,8 +111,9 @@ class MasterService:
         while not self._stopping:
             self._tell(Tick())
             self._flush()
-            poller.poll(self._timeout_ms())
-            self._wakeup.clear()
+            ready = dict(poller.poll(self._timeout_ms()))
+            if self._wakeup.fileno() in ready:
+                self._wakeup.clear()
             self._turn()
         self._close()
 
