@@ -31,6 +31,7 @@ _MAX_FILES = 100_000
 _MAX_PATH = 400
 _MAX_SIDE = 4096
 _SHOWN_INSTRUCTIONS = 100
+_SHOWN = 1000
 
 DatasetKey = tuple[str, str]
 """Tenant (empty: mounted) and name."""
@@ -108,7 +109,8 @@ class Catalog:
         sets = {**self._sets.get(SHARED, {}), **self._sets.get(asked.tenant, {})}
         for name in self._env.mounted():
             sets.setdefault(name, self._unprepared(name))
-        self._outbox.answer(asked, DatasetList(datasets=tuple(self._info(sets[name]) for name in sorted(sets))))
+        infos = (self._info(sets[name], brief=True) for name in sorted(sets))
+        self._outbox.answer(asked, DatasetList(datasets=tuple(infos)))
 
     # For other parts
 
@@ -282,7 +284,8 @@ class Catalog:
         if record.state == "ready":
             self._by_content.setdefault((tenant, record.content), record)
 
-    def _info(self, record: DatasetRecord) -> DatasetInfo:
+    def _info(self, record: DatasetRecord, *, brief: bool = False) -> DatasetInfo:
+        shown = 10 if brief else _SHOWN
         return DatasetInfo(
             dataset=record.dataset,
             state=record.state,
@@ -291,12 +294,12 @@ class Catalog:
             fps=record.fps,
             source_format=record.source_format,
             contract=record.contract,
-            instructions=record.instructions,
+            instructions=record.instructions[:shown],
             manifest=record.manifest,
             digest=record.digest,
             nbytes=sum(nbytes for _, nbytes in _blobs(record)),
             shared=record.tenant == SHARED,
-            faults=record.faults,
+            faults=record.faults[:shown],
         )
 
 

@@ -11,6 +11,7 @@ comes back, so that nobody saves up a claim. A tenant with 10,000 pieces waits i
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -31,7 +32,8 @@ class Counters:
 
     def charge(self, tenant: str, seconds: float) -> None:
         """Add use: an estimate when work is given out, the (signed) difference when its cost is known."""
-        self._used[tenant] = self.used(tenant) + seconds / self._weights.get(tenant, 1.0)
+        if math.isfinite(seconds):  # else a worker's clock has gone wrong, which must not confuse the order
+            self._used[tenant] = self.used(tenant) + seconds / self._weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, floor: float) -> None:
         """Raise a counter to at least `floor`."""

@@ -31,6 +31,9 @@ from services.master.outbox import Outbox, not_found, not_saved, refuse
 PolicyKey = tuple[str, str]
 """Tenant and policy."""
 
+_SHOWN_VERSIONS = 1000
+_LIST_BYTES = 512 * 1024
+
 
 class Loop(msgspec.Struct):
     """A tenant's own loop that drives a policy."""
@@ -108,7 +111,7 @@ class Policy:
             step=self.step,
             driver=self.driver,
             contract_digest=self.contract_digest,
-            versions=tuple(version_info(version) for version in self.versions.values()),
+            versions=tuple(version_info(version) for version in list(self.versions.values())[-_SHOWN_VERSIONS:]),
             states=tuple(self.states),
         )
 
@@ -178,9 +181,12 @@ class Policies:
         self._outbox.answer(asked, self.get(asked.tenant, message.policy).info())
 
     def on_list(self, asked: FrontMessage, message: ListPolicies) -> None:
-        """Describe the tenant's policies."""
+        """Describe the tenant's policies; without statistics if all together would not fit into one message."""
         policies = sorted(self.of(asked.tenant), key=lambda policy: policy.name)
-        self._outbox.answer(asked, PolicyList(policies=tuple(policy.info() for policy in policies)))
+        infos = [policy.info() for policy in policies]
+        if sum(policy.spec_nbytes for policy in policies) > _LIST_BYTES:
+            infos = [_without_statistics(info) for info in infos]
+        self._outbox.answer(asked, PolicyList(policies=tuple(infos)))
 
     def on_get_version(self, asked: FrontMessage, message: GetVersion) -> None:
         """Describe a version."""
@@ -323,6 +329,10 @@ class Policies:
         policy = self._policies[record.tenant][record.policy] = Policy(record)
         self._count += 1
         return policy
+
+
+def _without_statistics(info: PolicyInfo) -> PolicyInfo:
+    return msgspec.structs.replace(info, spec=msgspec.structs.replace(info.spec, statistics=None))
 
 
 def spec_conflict(name: str, existing: PolicySpec, asked: PolicySpec) -> JoyNexusError:
