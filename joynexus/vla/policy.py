@@ -52,12 +52,8 @@ class Policy:
         self.spec = spec
         self.backbone_digest = backbone_digest
         self.hidden_size = hidden_size
-        module, normalizer = build_head(spec, hidden_size), Normalizer.from_spec(spec)
-        if spec.contract.control_mode.startswith("delta"):
-            # What has learned nothing stands still; otherwise it would drift with the data set's mean action.
-            module.start_at(normalizer.normalize_action(torch.zeros(spec.contract.action_dim)))
-        self.module = module.to(self.device)
-        self.normalizer = normalizer.to(self.device)
+        self.module = build_head(spec, hidden_size).to(self.device)
+        self.normalizer = Normalizer.from_spec(spec).to(self.device)
 
     def loss(self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array) -> Tensor:
         """Compute the head's loss on one op's samples.
@@ -87,6 +83,9 @@ class Policy:
     def act(self, features: Sequence[VLAFeature], state: Array) -> npt.NDArray[np.float32]:
         """Predict chunks for one request's samples.
 
+        A policy of relative actions (control mode `delta…`) that has learned nothing stands still: by normalisation it
+        would move off with the data set's mean action.
+
         Args:
             features: B features of this policy's backbone.
             state: raw [B, S].
@@ -103,6 +102,8 @@ class Policy:
         try:
             with torch.inference_mode():
                 actions = self.normalizer.unnormalize_action(self.module(tokens, mask, states))
+                if self.spec.contract.control_mode.startswith("delta") and not self.module.learned:
+                    actions = torch.zeros_like(actions)
         finally:
             self.module.train(training)
         result: npt.NDArray[np.float32] = actions.float().cpu().numpy()

@@ -22,7 +22,12 @@ class ActionModule(nn.Module, ABC):
     """Base of all action modules.
 
     Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
+
+    Attributes:
+        learned: bool scalar, True once an optimizer step was applied; saved with the weights.
     """
+
+    learned: Tensor
 
     def __init__(self, *, hidden_size: int, state_dim: int, action_dim: int, chunk: int) -> None:
         super().__init__()
@@ -30,6 +35,7 @@ class ActionModule(nn.Module, ABC):
         self.state_dim = state_dim
         self.action_dim = action_dim
         self.chunk = chunk
+        self.register_buffer("learned", torch.tensor(False))
 
     @classmethod
     @abstractmethod
@@ -47,10 +53,6 @@ class ActionModule(nn.Module, ABC):
     @abstractmethod
     def loss(self, tokens: Tensor, mask: Tensor, state: Tensor, action: Tensor, action_mask: Tensor) -> Tensor:
         """Return the scalar loss against normalised actions [B, chunk, A] where action_mask bool [B, chunk] is True."""
-
-    @torch.no_grad()
-    def start_at(self, action: Tensor) -> None:
-        """Make the untrained module predict about this normalised action [A]; modules that cannot, do nothing."""
 
 
 def read_config(spec: PolicySpec, kind: type[_Config]) -> _Config:

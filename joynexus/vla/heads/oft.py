@@ -26,7 +26,6 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _GATE = 0.1
 _EPS = 1e-6
-_QUIET = 0.1
 
 
 class OftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,12 +89,6 @@ class Oft(ActionModule):
         valid = action_mask.to(error.dtype)
         total: Tensor = (error * valid[..., None]).sum()
         return total / (valid.sum().clamp(min=1.0) * self.action_dim)
-
-    @torch.no_grad()
-    def start_at(self, action: Tensor) -> None:
-        """Predict about `action` before training: it becomes the last bias, and the last weights become small."""
-        self.out.weight.mul_(_QUIET)
-        self.out.bias.copy_(action.repeat(self.chunk))
 
     def _gather(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Attend: tokens [B, L, H] to [B, queries * width]."""

@@ -112,12 +112,18 @@ def test_initial_weights_come_from_the_seed_alone() -> None:
     assert not torch.equal(first.module.state_dict()["out.weight"], other.module.state_dict()["out.weight"])
 
 
-def test_an_untrained_policy_of_relative_actions_stands_still() -> None:
+def test_a_policy_of_relative_actions_stands_still_until_it_has_learned(tmp_path: Path) -> None:
     data = batch(1)
-    still = policy(policy_spec(contract=contract(control_mode="delta_ee_position"))).act(data.features, data.state)
-    drifting = policy().act(data.features, data.state)
-    widths = np.array(statistics().action.std)
-    assert np.abs(still / widths).max() < 0.1 < np.abs(drifting / widths).max()
+    made = policy(policy_spec(contract=contract(control_mode="delta_ee_position")))
+    assert not made.act(data.features, data.state).any()
+    assert policy().act(data.features, data.state).any()
+    learner = Learner(made)
+    learner.forward_backward(*data.arguments())
+    learner.optim_step()
+    moved = made.act(data.features, data.state)
+    assert moved.any()
+    write_version(tmp_path / "v", made, 1)
+    np.testing.assert_array_equal(read_version(tmp_path / "v").policy.act(data.features, data.state), moved)
 
 
 def test_padding_changes_nothing_but_rounding() -> None:
