@@ -25,7 +25,7 @@ from services.master.events import BackMessage, Peer, Undeliverable
 from services.master.outbox import Outbox, refuse
 
 _FALLEN_REMEMBERED = 1000
-_QUIET_BEATS = 1.5
+_QUIET_BEATS = 2.0
 """A worker that missed so many beats is taken for dead as soon as another one registers with its key and role."""
 
 

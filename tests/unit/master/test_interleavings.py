@@ -173,7 +173,7 @@ class Play:
     def trainer_dies_and_another_comes(self) -> None:
         which = self.chance.randrange(2)
         self.trainers[which].die()
-        self.world.wait(2 * CONFIG.beat_ms / 1000)
+        self.world.wait(2.5 * CONFIG.beat_ms / 1000)
         self.trainers[1 - which].beat()
         self.trainers[which] = FakeTrainer(self.world, new_incarnation(), key=f"t{which}")
 

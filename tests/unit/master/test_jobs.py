@@ -159,7 +159,7 @@ def test_a_job_ends_with_the_same_losses_and_versions_if_the_trainer_dies(when: 
         for turn in range(10_000):
             if turn == crash_at:
                 cluster.trainer.die()
-                world.wait(2)
+                world.wait(2.5)
                 cluster.inference.beat()
                 cluster.env.beat()
                 cluster.trainer = FakeTrainer(world, new_incarnation(), key="trainer")
@@ -541,7 +541,7 @@ def test_a_page_of_a_dead_worker_is_done_again_from_its_seeds(world: World) -> N
     lost = cluster.env.inbox[0].message
     assert isinstance(lost, Rollout)
     cluster.env.die()
-    world.wait(2)
+    world.wait(2.5)
     cluster.trainer.beat()
     cluster.inference.beat()
     cluster.env = FakeEnv(world, new_incarnation(), key="env")

@@ -62,7 +62,7 @@ def test_a_restarted_worker_replaces_the_silent_one_of_its_key_at_once(world: Wo
     first = FakeTrainer(world, new_incarnation())
     ask_step(world)
     first.die()
-    world.wait(2)
+    world.wait(2.5)
     second = FakeTrainer(world, new_incarnation())
     assert len(second.inbox) == 1
     assert registered(second).worker == "trainer-1"
