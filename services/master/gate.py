@@ -8,6 +8,7 @@ were checked, or an identity taken from a message.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -61,49 +62,53 @@ def admit(
 ) -> FrontMessage | BackMessage | BlobMessage | Refused:
     """Check one multipart (without routing id) and say what it is."""
     try:
-        if sum(memoryview(frame).nbytes for frame in frames) > MAX_MESSAGE_BYTES:
-            raise WireError(f"a message has at most {MAX_MESSAGE_BYTES} bytes in all; send large data as blobs")
         header = decode_header(frames)
+        if sum(header.sizes) > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message has at most {MAX_MESSAGE_BYTES} bytes in all; send large data as blobs")
     except WireError as error:
         return Refused(re="", reason="malformed", failure=failure(ErrorCode.INVALID, str(error)))
-    refusal = _forbidden(peer.door, header, entry)
-    if refusal is not None:
-        return refusal
+    objection = _NO_KEY if entry is None else _objection(peer.door, header.kind, entry.domain, entry.scope, entry.roles)
+    if objection is not None:
+        reason, code, sentence = objection
+        return Refused(re=header.id, reason=reason, failure=failure(code, sentence))
     try:
         message = decode_body(header, frames[2])
     except WireError as error:
         return Refused(re=header.id, reason="malformed", failure=failure(ErrorCode.INVALID, str(error)))
-    assert entry is not None  # _forbidden saw to that
+    assert entry is not None  # nobody else comes so far
     return _sort(peer, header, message, frames, entry)
 
 
-def _forbidden(door: Door, header: Header, entry: KeyEntry | None) -> Refused | None:
-    """Say why the key may not send this kind of message through this door, before its body is looked at."""
+Objection = tuple[str, ErrorCode, str]
+
+_NO_KEY: Objection = (
+    "key",
+    ErrorCode.FORBIDDEN,
+    "this key is not valid any more: ask the operator for a new one",
+)
+
+
+@lru_cache(maxsize=1024)
+def _objection(door: Door, kind: str, domain: str, scope: str, roles: tuple[str, ...]) -> Objection | None:
+    """Say why such a key may not send this kind of message through this door; None if it may."""
     front = door.startswith("front")
-    if entry is None or entry.domain != ("tenant" if front else "worker"):
-        return _refuse(
-            header, "key", ErrorCode.FORBIDDEN, "this key is not valid any more: ask the operator for a new one"
-        )
-    type_ = KINDS.get(header.kind)
+    if domain != ("tenant" if front else "worker"):
+        return _NO_KEY
+    type_ = KINDS.get(kind)
     if type_ is None:
-        return _refuse(
-            header,
-            "unknown",
-            ErrorCode.INVALID,
-            f"message kind {header.kind[:40]!r} is unknown here: is the client newer than the service?",
-        )
+        sentence = f"message kind {kind[:40]!r} is unknown here: is the client newer than the service?"
+        return "unknown", ErrorCode.INVALID, sentence
     if front:
-        scope = FRONT_REQUESTS.get(type_)
-        if scope is None or not scope_allows(entry.scope, scope):
-            needed = f"needs a key of scope '{scope}', this one has '{entry.scope}'" if scope else "is not for tenants"
-            return _refuse(header, "scope", ErrorCode.FORBIDDEN, f"'{header.kind}' {needed}")
-    elif not BACK_REQUESTS.get(type_, frozenset()) & frozenset(entry.roles):
-        roles = ", ".join(entry.roles)
-        return _refuse(header, "role", ErrorCode.FORBIDDEN, f"'{header.kind}' is not for a worker of role {roles}")
+        needed = FRONT_REQUESTS.get(type_)
+        if needed is None:
+            return "scope", ErrorCode.FORBIDDEN, f"'{kind}' is not for tenants"
+        if not scope_allows(scope, needed):
+            sentence = f"'{kind}' needs a key of scope '{needed}', this one has '{scope}'"
+            return "scope", ErrorCode.FORBIDDEN, sentence
+    elif not BACK_REQUESTS.get(type_, frozenset()) & frozenset(roles):
+        return "role", ErrorCode.FORBIDDEN, f"'{kind}' is not for a worker of role {', '.join(roles)}"
     if issubclass(type_, BlobRequest) is not door.endswith("_bulk"):
-        return _refuse(
-            header, "door", ErrorCode.INVALID, "blobs travel on the bulk socket, all else on the control one"
-        )
+        return "door", ErrorCode.INVALID, "blobs travel on the bulk socket, all else on the control one"
     return None
 
 
@@ -134,7 +139,3 @@ def _sort(
         body=body,
         buffers=buffers,
     )
-
-
-def _refuse(header: Header, reason: str, code: ErrorCode, sentence: str) -> Refused:
-    return Refused(re=header.id, reason=reason, failure=failure(code, sentence))

@@ -29,7 +29,7 @@ from common.telemetry import get_logger
 from common.transport import Authenticator
 from joynexus.keys import KeyRegistry
 from joynexus.transport import Context, Socket
-from joynexus.wire import Message, encode
+from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
 from services.master.bulk import BulkService, Question
 from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources
 from services.master.commit import Committer
@@ -145,13 +145,16 @@ class MasterService:
 
     def _tell(self, event: Event) -> None:
         """Have the core handle an event, and run what it commands; what cannot be sent is an event again."""
-        events = deque([event])
-        while events:
-            events.extend(self._run_commands(self._core.handle(events.popleft(), _now())))
+        for undeliverable in self._run_commands(self._core.handle(event, _now())):
+            self._tell(undeliverable)
 
     def _run_commands(self, commands: Iterable[Command]) -> list[Undeliverable]:
-        outcomes = [self._run_command(command) for command in commands]
-        return [outcome for outcome in outcomes if outcome is not None]
+        undeliverable = []
+        for command in commands:
+            outcome = self._run_command(command)
+            if outcome is not None:
+                undeliverable.append(outcome)
+        return undeliverable
 
     def _run_command(self, command: Command) -> Undeliverable | None:
         match command:
@@ -170,9 +173,18 @@ class MasterService:
         if peer.door.endswith("_bulk"):
             self._bulk.reply(peer, command.message, id=command.id, re=command.re)
             return None
-        frames = encode(
-            command.message, id=command.id, re=command.re, deadline_ms=command.deadline_ms, buffers=command.buffers
-        )
+        try:
+            frames = encode(
+                command.message, id=command.id, re=command.re, deadline_ms=command.deadline_ms, buffers=command.buffers
+            )
+        except ValueError as error:  # one tenant's message that is too large must not take everybody down
+            log.error("message cannot be sent", kind=kind_of(command.message), re=command.re, why=str(error))
+            if not command.re or isinstance(command.message, Failure):
+                return None
+            sentence = f"the answer does not fit into a message ({error}): ask for less at once"
+            return self._send(
+                Send(peer=peer, message=failure(ErrorCode.TOO_LARGE, sentence), id=command.id, re=command.re)
+            )
         if command.re and peer.door == "front":
             self._oplog.goes(peer, command.re, command.message, _now())
         if send(self._sockets[peer.door], peer, frames):
