@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joynexus import Client, OptimizerSpec, SftPolicy
-from joynexus.contract import Camera
 from joynexus.wire.front import EvaluationResult
 from services.env.producers.demos import write_demonstrations
-from services.env.simulators.interface import SimulatorOptions
 
-CAMERA = Camera(name="corner2", height=64, width=64)
 BACKBONE = "lite@64"
 """Pictures as large as the camera's: less work for the demo's two cores."""
 Say = Callable[[str], None]
@@ -30,7 +27,7 @@ class Task:
     Attributes:
         name: of the policy and of its data set.
         env: simulator task.
-        demonstrations: expert episodes to record.
+        demonstrations: expert episodes to record; `reach`, whose goal is somewhere else in each, needs more of them.
         steps: optimizer steps.
     """
 
@@ -41,7 +38,7 @@ class Task:
 
 
 TASKS = (
-    Task(name="reach", env="metaworld/reach-v3"),
+    Task(name="reach", env="metaworld/reach-v3", demonstrations=60),
     Task(name="button-press", env="metaworld/button-press-topdown-v3"),
 )
 
@@ -72,8 +69,7 @@ class Outcome:
 def record(task: Task, folder: Path, say: Say) -> None:
     """Write a LeRobot v3.0 set of expert demonstrations."""
     start = time.monotonic()
-    options = SimulatorOptions(cameras=(CAMERA,))
-    write_demonstrations(folder, task.env, task.demonstrations, options=options, processes=2)
+    write_demonstrations(folder, task.env, task.demonstrations, processes=2)
     say(f"{task.name}: recorded {task.demonstrations} demonstrations in {time.monotonic() - start:.0f} s")
 
 

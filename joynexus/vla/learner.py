@@ -114,7 +114,6 @@ class Learner:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
-            self.policy.module.learned.fill_(True)
             self.step += 1
         self._optimizer.zero_grad(set_to_none=True)
         self.pending, self._vetoed = 0, False

@@ -13,6 +13,10 @@ Every mode is a centre and a half-width for each dimension, x ↦ (x - centre) /
 | none | 0 | 1 | |
 
 A dimension without spread becomes 0, and comes back as its constant.
+
+Relative actions (control modes `delta…`) are scaled about zero instead, because their zero has a meaning, no motion: the
+centre is 0 and the width the root mean square, or the larger of the two limits' magnitudes. So a policy that has not
+learned anything nearly stands still, instead of drifting with the mean action of its data.
 """
 
 from __future__ import annotations
@@ -81,6 +85,8 @@ class Normalizer:
             limits.append(torch.tensor(values, dtype=torch.float32) if values else None)
         if mode == "mean_std":
             state = _Scale(state.centre, state.width, _STATE_LIMIT)
+        if contract.control_mode.startswith("delta") and mode != "none":
+            action = _about_zero(action, mode)
         return cls(state, action, *limits)
 
     def normalize_state(self, state: Tensor) -> Tensor:
@@ -100,6 +106,12 @@ class Normalizer:
         """Return this normaliser with its tensors on `device`."""
         limits = (None if t is None else t.to(device) for t in (self._low, self._high))
         return Normalizer(self._state.to(device), self._action.to(device), *limits)
+
+
+def _about_zero(scale: _Scale, mode: NormalizationMode) -> _Scale:
+    centre, width = scale.centre, scale.width
+    width = (centre**2 + width**2).sqrt() if mode == "mean_std" else centre.abs() + width
+    return _Scale(torch.zeros_like(centre), width, scale.limit)
 
 
 def _scale(name: str, dim: int, mode: NormalizationMode, statistics: VectorStatistics | None) -> _Scale:

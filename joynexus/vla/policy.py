@@ -83,9 +83,6 @@ class Policy:
     def act(self, features: Sequence[VLAFeature], state: Array) -> npt.NDArray[np.float32]:
         """Predict chunks for one request's samples.
 
-        A policy of relative actions (control mode `delta…`) that has learned nothing stands still: by normalisation it
-        would move off with the data set's mean action.
-
         Args:
             features: B features of this policy's backbone.
             state: raw [B, S].
@@ -102,8 +99,6 @@ class Policy:
         try:
             with torch.inference_mode():
                 actions = self.normalizer.unnormalize_action(self.module(tokens, mask, states))
-                if self.spec.contract.control_mode.startswith("delta") and not self.module.learned:
-                    actions = torch.zeros_like(actions)
         finally:
             self.module.train(training)
         result: npt.NDArray[np.float32] = actions.float().cpu().numpy()

@@ -22,12 +22,7 @@ class ActionModule(nn.Module, ABC):
     """Base of all action modules.
 
     Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
-
-    Attributes:
-        learned: bool scalar, True once an optimizer step was applied; saved with the weights.
     """
-
-    learned: Tensor
 
     def __init__(self, *, hidden_size: int, state_dim: int, action_dim: int, chunk: int) -> None:
         super().__init__()
@@ -35,7 +30,6 @@ class ActionModule(nn.Module, ABC):
         self.state_dim = state_dim
         self.action_dim = action_dim
         self.chunk = chunk
-        self.register_buffer("learned", torch.tensor(False))
 
     @classmethod
     @abstractmethod

@@ -25,6 +25,7 @@ from joynexus.vla.heads.base import ActionModule, linear, read_config
 _Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _GATE = 0.1
+_START = 0.1
 _EPS = 1e-6
 
 
@@ -69,6 +70,9 @@ class Oft(ActionModule):
         self.from_state = linear(self.state_dim, config.hidden, random)
         self.middle = linear(config.hidden, config.hidden, random)
         self.out = linear(config.hidden, self.chunk * self.action_dim, random)
+        with torch.no_grad():  # start near the centre of the normalisation: no motion, where actions are relative
+            self.out.weight.mul_(_START)
+            self.out.bias.zero_()
 
     @classmethod
     def from_spec(cls, spec: PolicySpec, hidden_size: int) -> Oft:
