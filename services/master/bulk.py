@@ -9,13 +9,16 @@ A tenant's upload grows in a folder of its own and enters the common store when 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
@@ -47,6 +50,19 @@ class Rights(Protocol):
 
 
 Question = Callable[[Rights], None]
+
+
+class _Begun(msgspec.Struct):
+    """An upload that is under way: bytes here, bytes in all, and when it was last gone on with."""
+
+    offset: int
+    nbytes: int
+    touched: float
+
+
+ABANDONED_S = 86_400.0
+"""Unfinished uploads are removed after this."""
+SWEEP_S = 3600.0
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Largest chunk that may be asked for."""
@@ -84,7 +100,7 @@ class BulkService:
         self._post = post
         self._failed = failed
         self._areas: dict[str, BlobStore] = {}
-        self._begun: dict[tuple[str, str], tuple[int, int]] = {}  # (tenant, digest) -> bytes here, bytes in all
+        self._begun: dict[tuple[str, str], _Begun] = {}  # by tenant and digest
         self._arriving: Counter[str] = Counter()  # stored for a tenant, and not yet known to the core
         self._ids = itertools.count(1)
         self._jobs: deque[Job] = deque()
@@ -147,7 +163,11 @@ class BulkService:
         poller.register(self._wakeup, zmq.POLLIN)
         for socket in self._sockets.values():
             poller.register(socket, zmq.POLLIN)
+        sweep_at = 0.0
         while not self._stopping:
+            if time.monotonic() >= sweep_at:
+                self._sweep()
+                sweep_at = time.monotonic() + SWEEP_S
             poller.poll(1000)
             self._wakeup.clear()
             while self._jobs:
@@ -157,6 +177,15 @@ class BulkService:
                     self._take(peer, frames, key)
         for socket in self._sockets.values():
             socket.close()
+
+    def _sweep(self) -> None:
+        """Remove uploads that nobody has gone on with for a day, also those from before a restart."""
+        areas = [self._area(folder.name) for folder in self._folder.iterdir()] if self._folder.is_dir() else []
+        for store in (self._store, *areas):
+            with contextlib.suppress(FileNotFoundError):  # a worker has just finished with its file: next time
+                store.sweep(ABANDONED_S)
+        limit = time.monotonic() - ABANDONED_S
+        self._begun = {key: begun for key, begun in self._begun.items() if begun.touched > limit}
 
     def _take(self, peer: Peer, frames: list[Buffer], key: str) -> None:
         request = admit(peer, frames, look_up(self._registry, key))
@@ -190,7 +219,7 @@ class BulkService:
         if not request.tenant:
             self._step(yes if self._store.has(digest) else no, request)
             return
-        nbytes = request.message.nbytes if isinstance(request.message, BlobBegin) else 0
+        nbytes = request.message.nbytes + self._growing(request) if isinstance(request.message, BlobBegin) else 0
 
         def question(rights: Rights) -> None:
             readable = rights.may_read(request.tenant, digest)
@@ -206,6 +235,11 @@ class BulkService:
                 self._step(no, request)
 
         self._ask(question)
+
+    def _growing(self, request: BlobMessage) -> int:
+        """Return the bytes that the tenant's other unfinished uploads will have: they count against its quota."""
+        mine = request.tenant, request.message.digest
+        return sum(begun.nbytes for key, begun in self._begun.items() if key[0] == request.tenant and key != mine)
 
     def _read(self, request: BlobMessage) -> None:
         message = request.message
@@ -234,7 +268,7 @@ class BulkService:
             self._fail(request, failure(ErrorCode.TOO_LARGE, f"a blob has at most {limits.MAX_BLOB_BYTES} bytes"))
             return
         offset = self._area(request.tenant).begin(message.digest, message.nbytes)
-        self._begun[request.tenant, message.digest] = (offset, message.nbytes)
+        self._begun[request.tenant, message.digest] = _Begun(offset, message.nbytes, time.monotonic())
         if offset == message.nbytes and offset:
             self._finish(request)
         else:
@@ -251,14 +285,13 @@ class BulkService:
             sentence = f"the upload of blob {message.digest} was not begun here: begin it to learn how far it came"
             self._fail(request, failure(ErrorCode.INVALID, sentence))
             return
-        offset, nbytes = begun
-        if message.offset <= offset:  # else a chunk before it was lost: the answer says where to go on
-            offset = self._area(request.tenant).append(message.digest, message.offset, request.buffers[0])
-            self._begun[request.tenant, message.digest] = (offset, nbytes)
-        if offset == nbytes:
+        if message.offset <= begun.offset:  # else a chunk before it was lost: the answer says where to go on
+            begun.offset = self._area(request.tenant).append(message.digest, message.offset, request.buffers[0])
+            begun.touched = time.monotonic()
+        if begun.offset == begun.nbytes:
             self._finish(request)
         else:
-            self._send(request.peer, BlobOffset(digest=message.digest, offset=offset), re=request.header.id)
+            self._send(request.peer, BlobOffset(digest=message.digest, offset=begun.offset), re=request.header.id)
 
     def _finish(self, request: BlobMessage) -> None:
         """All bytes are there: verify them; a tenant's blob becomes its own when the core has written that down."""

@@ -351,6 +351,17 @@ def test_digest_that_is_none_is_refused(tenant: Peer, digest: str) -> None:
         assert failed(tenant.ask(message, bulk=True)).code is ErrorCode.INVALID
 
 
+def test_unfinished_uploads_count_against_the_quota(tmp_path: Path) -> None:
+    with MasterProcess(tmp_path, quota_bytes=10_000) as master, master.tenant() as peer:
+        fine(peer)
+        assert isinstance(peer.ask(BlobBegin(digest="a" * 64, nbytes=6000), bulk=True).message, BlobOffset)
+        assert isinstance(peer.ask(BlobBegin(digest="a" * 64, nbytes=6000), bulk=True).message, BlobOffset)
+        refused = failed(peer.ask(BlobBegin(digest="b" * 64, nbytes=6000), bulk=True))
+        assert refused.code is ErrorCode.TOO_LARGE
+        with master.tenant("other", tenant="other") as other:
+            assert isinstance(other.ask(BlobBegin(digest="b" * 64, nbytes=6000), bulk=True).message, BlobOffset)
+
+
 def test_upload_goes_on_where_it_stopped_after_the_master_was_killed(master: MasterProcess) -> None:
     data = os.urandom(3_000_000)
     digest = blake3.blake3(data).hexdigest()
