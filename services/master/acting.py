@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
@@ -30,10 +31,14 @@ _decode_act = msgspec.msgpack.Decoder(Act).decode
 
 _ESTIMATE_S = 0.002
 """Charged for a row until its cost is known."""
+_MAX_BODY_BYTES = 512 * 1024
+"""A request travels inside the body of a group."""
+_MAX_WAIT_S = 3600.0
+_FEW = 64
 
 
 class ActRequest(Request, kw_only=True, eq=False):
-    """A request to act, on its way."""
+    """A request to act, on its way; `held` are its bytes in memory."""
 
     peer: Peer
     re: str
@@ -42,6 +47,7 @@ class ActRequest(Request, kw_only=True, eq=False):
     digest: str
     body: bytes
     buffers: tuple[Buffer, ...]
+    held: int
     deadline: float
     kills: int = 0
     done: bool = False
@@ -83,6 +89,7 @@ class Acting:
         self._batchers: dict[str, Batcher[ActRequest]] = {}  # by backbone
         self._workers: dict[str, dict[str, InferenceWorker]] = {}  # backbone -> name -> worker
         self._open: dict[tuple[Peer, str], ActRequest] = {}
+        self._nbytes: Counter[str] = Counter()  # of open requests, by tenant
         self._deadlines: list[tuple[float, int, ActRequest]] = []
         self._numbers = itertools.count()
         roster.add_staff("inference", self)
@@ -117,9 +124,11 @@ class Acting:
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
         worker = self._roster.check(said, message.task, message.attempt)
+        station = self._workers.get(worker.register.backbone_name, {}).get(worker.name)
+        if station is None or message.task not in station.groups:
+            raise refuse(ErrorCode.INVALID, f"task '{message.task[:64]}' is no request to act")
         self._roster.take(worker, message.task)
-        station = self._workers[worker.register.backbone_name][worker.name]
-        waiting = {str(index): request for index, request in enumerate(station.groups.pop(message.task, []))}
+        waiting = {str(index): request for index, request in enumerate(station.groups.pop(message.task))}
         for item in message.items:
             request = waiting.pop(item.request, None)
             if request is not None:
@@ -214,6 +223,12 @@ class Acting:
     ) -> None:
         if (asked.peer, asked.header.id) in self._open:
             return  # asked again while it is under way
+        if len(body) > _MAX_BODY_BYTES:
+            raise refuse(
+                ErrorCode.TOO_LARGE,
+                f"a request to act has at most {_MAX_BODY_BYTES} bytes besides its arrays, this one has {len(body)}: "
+                "shorten the instructions",
+            )
         rows = act.state.shape[0] if act.state.shape else 0
         if not 1 <= rows <= limits.MAX_ACT_ROWS:
             raise refuse(ErrorCode.INVALID, f"ask for 1 to {limits.MAX_ACT_ROWS} rows at once, not {rows}")
@@ -230,7 +245,15 @@ class Acting:
                 f"{self._config.max_waiting_acts} requests of this tenant wait already: ask again a little later",
                 retry_after_ms=100,
             )
-        wait_s = asked.header.deadline_ms / 1000 or self._config.act_deadline_s
+        nbytes = len(body) + sum(memoryview(buffer).nbytes for buffer in asked.buffers)
+        if self._nbytes[policy.tenant] and self._nbytes[policy.tenant] + nbytes > self._config.max_act_bytes:
+            raise refuse(
+                ErrorCode.OVERLOADED,
+                f"requests of this tenant with {self._nbytes[policy.tenant]} bytes are under way already: "
+                "ask again a little later",
+                retry_after_ms=100,
+            )
+        wait_s = min(asked.header.deadline_ms / 1000 or self._config.act_deadline_s, _MAX_WAIT_S)
         request = ActRequest(
             tenant=policy.tenant,
             session=session,
@@ -244,10 +267,15 @@ class Acting:
             digest=digest,
             body=body,
             buffers=asked.buffers,
+            held=nbytes,
             deadline=self._outbox.now + wait_s,
         )
         self._open[request.peer, request.re] = request
+        self._nbytes[request.tenant] += nbytes
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+        if len(self._deadlines) > 2 * len(self._open) + _FEW:  # most of them were answered long before
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
+            heapq.heapify(self._deadlines)
         batcher.add(request, self._outbox.now)
         self._pump(policy.spec.backbone)
 
@@ -295,7 +323,7 @@ class Acting:
                 "inference_s": item.busy_s,
                 "samples": item.rows,
                 "backbone_forwards": item.backbone_forwards,
-                "bytes_in": len(request.body) + sum(memoryview(buffer).nbytes for buffer in request.buffers),
+                "bytes_in": request.held,
             },
         )
 
@@ -303,7 +331,11 @@ class Acting:
         if request.done:
             return
         request.done = True
+        request.body, request.buffers = b"", ()  # its deadline may lie far ahead, and is remembered until then
         self._open.pop((request.peer, request.re), None)
+        self._nbytes[request.tenant] -= request.held
+        if not self._nbytes[request.tenant]:
+            del self._nbytes[request.tenant]
         self._batcher(request.policy.spec.backbone).replied(request, self._outbox.now)
         self._outbox.send(request.peer, message, re=request.re, buffers=buffers)
 

@@ -12,7 +12,7 @@ that is also why the waiting of the oldest counts from when the worker became fr
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -83,6 +83,7 @@ class Batcher(Generic[R]):
         self._max_nbytes = max_nbytes
         self._max_frames = max_frames
         self._rows = 0
+        self._waiting: Counter[str] = Counter()  # by tenant, without those that were dropped
         self._ages: OrderedDict[int, R] = OrderedDict()  # what waits, oldest first
         self._sessions: OrderedDict[Hashable, _Session] = OrderedDict()
         self._expected: OrderedDict[Hashable, float] = OrderedDict()  # session -> when its reply left, oldest first
@@ -93,7 +94,7 @@ class Batcher(Generic[R]):
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's requests that wait."""
-        return self._lanes.waiting(tenant)
+        return self._waiting[tenant]
 
     def add(self, request: R, now: float) -> None:
         """A request came."""
@@ -116,9 +117,11 @@ class Batcher(Generic[R]):
 
     def drop(self, request: R) -> None:
         """A waiting request is not to be sent any more (its asker gets another reply)."""
-        if self._ages.pop(id(request), None) is not None:
+        if id(request) in self._ages:
+            self._discount(request)
             request.dropped = True
-            self._rows -= request.rows
+            while (head := self._lanes.peek()) is not None and head.dropped:
+                self._lanes.pop()  # nobody may ever ask for a group again, so it is not left to the next one
 
     def replied(self, request: R, now: float) -> None:
         """The reply to a request left."""
@@ -167,14 +170,21 @@ class Batcher(Generic[R]):
                 if group and (not fits or request.alone or group[0].alone):
                     break
                 group.append(request)
-                self._rows -= request.rows
-                del self._ages[id(request)]
+                self._discount(request)
             self._lanes.pop()
         return group
 
     def _count(self, request: R) -> None:
         self._rows += request.rows
+        self._waiting[request.tenant] += 1
         self._ages[id(request)] = request
+
+    def _discount(self, request: R) -> None:
+        self._rows -= request.rows
+        self._waiting[request.tenant] -= 1
+        if not self._waiting[request.tenant]:
+            del self._waiting[request.tenant]
+        del self._ages[id(request)]
 
     def _session(self, name: Hashable) -> _Session:
         session = self._sessions.get(name)

@@ -20,7 +20,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             (one request alone may).
         batch_wait_s: longest that a request waits for expected company while a worker is free.
         max_inflight_ops: ops of one policy that may wait unanswered.
-        max_waiting_acts: requests to act of one tenant that may wait.
+        max_waiting_acts, max_act_bytes: requests to act of one tenant that may wait, and bytes of those under way.
         act_deadline_s: they are answered `UNAVAILABLE` or `DEADLINE` after so long, unless they say otherwise.
         quota_bytes: blobs kept for one tenant.
         group_ops, turn_ops: ops in one training group, and ops taken from one policy at a time.
@@ -49,6 +49,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_wait_s: float = 0.010
     max_inflight_ops: int = 64
     max_waiting_acts: int = 1024
+    max_act_bytes: int = 512 * MIB
     act_deadline_s: float = 30.0
     quota_bytes: int = 50 * 1024 * MIB
     group_ops: int = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import msgspec
@@ -218,6 +219,55 @@ def test_too_many_requests_of_one_tenant_are_told_to_come_later() -> None:
     ids = [act(world) for _ in range(4)]
     (answer,) = world.answers(ids[-1])
     assert answer.code is ErrorCode.OVERLOADED  # type: ignore[attr-defined]
+
+
+def test_requests_that_expired_do_not_count_as_waiting() -> None:
+    world = World(CoreConfig(max_waiting_acts=3))
+    world.create()
+    publish(world)
+    for _ in range(2):  # without the first ones' end, the second ones would be refused
+        ids = [world.tell(ACT, buffers=(STATE,), deadline_ms=1000) for _ in range(3)]
+        world.wait(2)
+        assert [world.answers(id)[0].code for id in ids] == [ErrorCode.UNAVAILABLE] * 3  # type: ignore[attr-defined]
+    id = act(world)
+    run(FakeInference(world, new_incarnation()))
+    assert isinstance(world.answers(id)[0], Actions)
+
+
+def test_answered_requests_free_their_pictures_before_their_deadline(world: World) -> None:
+    publish(world)
+    worker = FakeInference(world, new_incarnation())
+    run(worker)
+    picture = np.zeros(8, np.uint8)
+    kept = weakref.ref(picture)
+    id = world.tell(ACT, buffers=(picture.data,), deadline_ms=3_000_000)
+    run(worker)
+    assert isinstance(world.answers(id)[0], Actions)
+    del picture
+    world.sent.clear()
+    gc.collect()
+    assert kept() is None
+
+
+def test_bytes_of_one_tenants_requests_are_bounded_and_freed_by_answers() -> None:
+    world = World(CoreConfig(max_act_bytes=400))
+    world.create()
+    publish(world)
+    first = world.tell(ACT, buffers=(bytes(300),))
+    second = world.tell(ACT, buffers=(bytes(300),))
+    assert world.answers(second)[0].code is ErrorCode.OVERLOADED  # type: ignore[attr-defined]
+    worker = FakeInference(world, new_incarnation())
+    run(worker)
+    assert isinstance(world.answers(first)[0], Actions)
+    third = world.tell(ACT, buffers=(bytes(300),))
+    run(worker)
+    assert isinstance(world.answers(third)[0], Actions)
+
+
+def test_a_request_too_large_to_pass_on_is_refused(world: World) -> None:
+    publish(world)
+    long = msgspec.structs.replace(ACT, instructions=("x" * 600_000,))
+    assert world.refused(long, buffers=(STATE,)).code is ErrorCode.TOO_LARGE
 
 
 def test_asking_again_while_it_is_under_way_is_one_request(world: World) -> None:
