@@ -293,6 +293,7 @@ class DatasetPrepared(Wire, frozen=True, kw_only=True):
     Attributes:
         manifest: blob digest of the encoded `DatasetManifest`; empty if it has errors.
         blobs: digests and sizes of the episode blobs, for accounting.
+        error: why it could not be read now, through no fault of the set: it is tried again.
     """
 
     task: str
@@ -301,6 +302,7 @@ class DatasetPrepared(Wire, frozen=True, kw_only=True):
     manifest_nbytes: int = 0
     blobs: tuple[tuple[str, int], ...] = ()
     faults: tuple[Fault, ...] = ()
+    error: Failure | None = None
     busy_s: float = 0.0
 
 

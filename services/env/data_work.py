@@ -119,8 +119,10 @@ class DataWork:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            what = f"could not be prepared ({error.strerror}): ask the operator for disk space, then push it again"
-            return answer(None, (Fault(severity="error", where="service", what=what),))
+            what = f"it could not be prepared ({error.strerror}): ask the operator for disk space, then push it again"
+            return DatasetPrepared(
+                task=message.task, attempt=message.attempt, error=failure(ErrorCode.UNAVAILABLE, what)
+            )
 
     def draw(self, message: SampleIndices) -> IndicesDrawn:
         """Draw a page of batches."""

@@ -17,7 +17,6 @@ from common.runtime import WorkerRuntime
 from common.scratch import open_scratch
 from common.settings import EnvSettings
 from common.telemetry import get_logger, log_op
-from joynexus.datasets import Fault
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, Packet, failure
 from joynexus.wire.back import (
     ActionsEvaluated,
@@ -163,8 +162,7 @@ def _failed(message: Task, error: Failure) -> Message:
         case EvaluateActions():
             return ActionsEvaluated(task=task, attempt=attempt, error=error)
         case PrepareDataset():
-            fault = Fault(severity="error", where="service", what=error.message)
-            return DatasetPrepared(task=task, attempt=attempt, faults=(fault,))
+            return DatasetPrepared(task=task, attempt=attempt, error=error)
 
 
 def _note(message: Task, answer: Message | None, ms: float) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from common.journal.records import DatasetRecord
 from joynexus.contract import Contract
 from joynexus.datasets import DatasetManifest, Fault
-from joynexus.wire import ErrorCode, Failure, JoyNexusError
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, limits
 from joynexus.wire.back import DatasetPrepared, PrepareDataset
 from joynexus.wire.front import DatasetInfo, DatasetList, FileEntry, GetDataset, ListDatasets, PushDataset
 from services.master.checks import check_any_name
@@ -28,6 +28,7 @@ from services.master.outbox import Outbox, not_found, not_saved, refuse
 from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, EnvQueue, Task
 
 _MAX_FILES = 100_000
+_MAX_FILES_BYTES = limits.MAX_BODY_BYTES - 8 * 1024  # they travel on to the env service beside a few other fields
 _MAX_PATH = 400
 _MAX_SIDE = 4096
 _SHOWN_INSTRUCTIONS = 100
@@ -173,6 +174,13 @@ class Catalog:
     def _check_files(self, tenant: str, message: PushDataset) -> None:
         if not 1 <= len(message.files) <= _MAX_FILES:
             raise refuse(ErrorCode.INVALID, f"a data set has 1 to {_MAX_FILES} files, not {len(message.files)}")
+        nbytes = len(msgspec.msgpack.encode(message.files))
+        if nbytes > _MAX_FILES_BYTES:
+            raise refuse(
+                ErrorCode.TOO_LARGE,
+                f"the list of the data set's {len(message.files)} files has {nbytes} bytes, at most "
+                f"{_MAX_FILES_BYTES} fit into a message: use fewer, larger files (LeRobot v3.0 does)",
+            )
         if not 0 <= message.image_side <= _MAX_SIDE:
             raise refuse(ErrorCode.INVALID, f"image_side must lie between 0 and {_MAX_SIDE}, not {message.image_side}")
         seen = set()
@@ -214,6 +222,7 @@ class Catalog:
             Task(
                 tenant=record.tenant,
                 need=DATASETS if record.files else MOUNTED + record.dataset,
+                answer=DatasetPrepared,
                 make=make,
                 done=lambda answer: self._prepared(record, answer),
                 failed=lambda error: self._finish(

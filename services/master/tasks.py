@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from joynexus.wire import ErrorCode, Failure, Message, failure
+from joynexus.wire import ErrorCode, Failure, Message, failure, kind_of
 from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
-from services.master.outbox import Outbox
+from services.master.outbox import Outbox, refuse
 from services.master.roster import Roster, Worker
 
 DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
@@ -40,6 +40,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
         tenant, policy: for whom; the policy whose version acts, if any.
         version: that version.
         need: what the worker must serve.
+        answer: kind of message that answers it.
         make: builds the message from task id and attempt.
         done: called with the answer of the attempt that counts.
         failed: called if it is given up.
@@ -49,6 +50,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     policy: str = ""
     version: int = 0
     need: str
+    answer: type[EnvAnswer]
     make: Callable[[str, int], Message]
     done: Callable[[EnvAnswer], None]
     failed: Callable[[Failure], None]
@@ -104,10 +106,13 @@ class EnvQueue:
         """Return the task for which a worker speaks.
 
         Raises:
-            JoyNexusError: `STALE` or `NOT_REGISTERED`.
+            JoyNexusError: `STALE`, `NOT_REGISTERED` or `INVALID`.
         """
         self._roster.check(said, task, attempt)
-        return self._running[task]
+        running = self._running.get(task)
+        if running is None:  # one key may serve several roles
+            raise refuse(ErrorCode.INVALID, f"task '{task[:64]}' is no work of the env service")
+        return running
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's tasks that wait."""
@@ -132,7 +137,9 @@ class EnvQueue:
         self._roster.take(worker, task.id)
         self._forget(task)
         self._counters.charge(task.tenant, message.busy_s)
-        error = None if isinstance(message, DatasetPrepared) else message.error
+        error = message.error
+        if not isinstance(message, task.answer):
+            error = failure(ErrorCode.INTERNAL, f"the env worker answered with '{kind_of(message)}': see its log")
         if error is None:
             task.done(message)
         elif error.category == "user":
@@ -163,7 +170,7 @@ class EnvQueue:
     def lost(self, worker: Worker) -> None:
         """An env worker is dead: its tasks are done again elsewhere, from the start."""
         self.leaving(worker)
-        for id_ in worker.given:
+        for id_ in list(worker.given):  # a job that fails over one task cancels its others, also those here
             task = self._running.get(id_)
             if task is None:
                 continue

@@ -21,7 +21,7 @@ from services.master.events import BackMessage
 from services.master.groups import GroupBuilder
 from services.master.lanes import Counters, Lanes
 from services.master.ops import Op
-from services.master.outbox import Outbox
+from services.master.outbox import Outbox, refuse
 from services.master.outcomes import Outcomes
 from services.master.policies import Policy, PolicyKey
 from services.master.roster import Roster, Worker
@@ -83,8 +83,7 @@ class Training:
 
     def on_done(self, said: BackMessage, message: TrainDone) -> None:
         """An item is done."""
-        worker = self._roster.check(said, message.task, message.attempt)
-        trainer = self._trainers[worker.name]
+        trainer = self._trainer(said, message)
         key = (message.tenant, message.policy, message.seq, message.kind == "checkpoint")
         item = trainer.groups[message.task].pop(key, None)
         if item is not None:
@@ -97,14 +96,21 @@ class Training:
 
     def on_slot_failed(self, said: BackMessage, message: SlotFailed) -> None:
         """A policy could not be brought into memory (or not be continued there)."""
-        worker = self._roster.check(said, message.task, message.attempt)
-        trainer = self._trainers[worker.name]
+        trainer = self._trainer(said, message)
         items = trainer.groups[message.task]
         key = (message.tenant, message.policy)
         failed = [items.pop(item) for item in list(items) if item[:2] == key]
         if failed and failed[0].opening == failed[0].trainee.opening:
             self._slot_failed(failed[0].trainee, message.error)
         self._conclude(trainer, message.task, last=message.last)
+
+    def _trainer(self, said: BackMessage, message: TrainDone | SlotFailed) -> Trainer:
+        """Return the trainer that answers for a group of its own; one key may serve several roles."""
+        worker = self._roster.check(said, message.task, message.attempt)
+        trainer = self._trainers.get(worker.name)
+        if trainer is None or message.task not in trainer.groups:
+            raise refuse(ErrorCode.INVALID, f"task '{message.task[:64]}' is no training")
+        return trainer
 
     # Staff
 

@@ -278,7 +278,15 @@ class TrainingJob(Job):
             self._pages[first] = answer.batches
             self.advance()
 
-        task = Task(tenant=self.tenant, policy=self.spec.policy, need=SAMPLER, make=make, done=done, failed=self.fail)
+        task = Task(
+            tenant=self.tenant,
+            policy=self.spec.policy,
+            need=SAMPLER,
+            answer=IndicesDrawn,
+            make=make,
+            done=done,
+            failed=self.fail,
+        )
         self._drawing[first] = task
         self.tools.env.submit(task)
 

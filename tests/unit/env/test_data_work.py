@@ -102,8 +102,9 @@ def test_a_full_disk_is_an_answer_too(tmp_path: Path, blobs: StoreAccess, work: 
     message = pushed(sets.write_v2(tmp_path / "set"), blobs)
     blobs.full = True
     answer = work.prepare(message)
-    assert (answer.manifest, answer.faults[0].where) == ("", "service")
-    assert "disk" in answer.faults[0].what
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.UNAVAILABLE
+    assert "disk" in answer.error.message
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", ""])
@@ -134,8 +135,10 @@ def test_a_full_scratch_disk_is_an_answer_too(
     message = pushed(sets.write_v2(tmp_path / "set"), blobs)
     monkeypatch.setattr("services.env.datasets.prepare._write_safetensors", full)
     answer = work.prepare(message)
-    assert (answer.manifest, answer.faults[0].where) == ("", "service")
-    assert "ask the operator for disk space" in answer.faults[0].what
+    assert (answer.manifest, answer.faults) == ("", ())
+    assert answer.error is not None
+    assert answer.error.code is ErrorCode.UNAVAILABLE  # so that the master tries again
+    assert "ask the operator for disk space" in answer.error.message
 
 
 def test_pages_of_batches_are_the_jobs_alone(tmp_path: Path, blobs: StoreAccess, work: DataWork) -> None:

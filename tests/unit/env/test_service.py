@@ -41,7 +41,8 @@ def test_an_answer_too_large_for_a_message_is_a_failure_not_a_silence() -> None:
         assert type(sent) is type(answer)
         assert "too large" in msgspec.json.encode(sent).decode()
     assert isinstance(sent, DatasetPrepared)
-    assert sent.faults[0].severity == "error"
+    assert sent.error is not None
+    assert sent.error.category == "user"  # tried again, it would be as large again
     failed = deliver(DRAW, drawn, wire.send)
     assert isinstance(failed, IndicesDrawn)
     assert failed.error is not None

@@ -6,7 +6,7 @@ import pytest
 
 from common.journal.records import DatasetRecord
 from joynexus.datasets import Fault
-from joynexus.wire import ErrorCode
+from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import DatasetPrepared, PrepareDataset
 from joynexus.wire.front import (
     Accepted,
@@ -75,6 +75,26 @@ def test_a_set_that_was_ready_is_ready_after_a_restart(world: World) -> None:
     before = get(world)
     world.crash()
     assert get(world) == before
+
+
+def test_a_set_that_could_not_be_read_for_a_passing_reason_is_tried_again(world: World) -> None:
+    world.tell(ONE)
+    env = FakeEnv(world, new_incarnation())
+    task = env.inbox.popleft().message
+    assert isinstance(task, PrepareDataset)
+    full = failure(ErrorCode.UNAVAILABLE, "the disk is full")
+    world.say(env.peer, DatasetPrepared(task=task.task, attempt=task.attempt, error=full))
+    assert get(world).state == "checking"
+    world.wait(1.5)
+    run(env)
+    assert get(world).state == "ready"
+
+
+def test_a_list_of_files_that_cannot_be_passed_on_is_refused(world: World) -> None:
+    files = tuple((f"data/{'x' * 300}{n}", FILE) for n in range(2620))
+    refused = world.refused(pushed(*files))
+    assert refused.code is ErrorCode.TOO_LARGE
+    assert "fewer, larger files" in refused.message
 
 
 def test_a_set_that_was_being_checked_is_checked_after_a_restart(world: World) -> None:
