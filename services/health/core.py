@@ -158,6 +158,8 @@ class HealthCore:
         instance.progress, instance.progress_at = -1, now
         if instance.role == "master":
             self._master_heard = None
+            for other in self._instances.values():  # a new master knows nobody yet: that counts from its first answer
+                other.unknown_since = None
 
     def _ended(self, instance: _Instance, how: str, now: float) -> None:
         lived = now - instance.started_at

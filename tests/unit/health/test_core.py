@@ -56,6 +56,15 @@ def test_what_runs_already_is_adopted_and_only_the_rest_is_started() -> None:
     assert [instance.restarts for instance in health.report()] == [0, 0, 0]
 
 
+def test_workers_have_the_whole_time_to_register_with_each_new_master() -> None:
+    health = up_core()
+    health.handle(Seen(roles=()), 2.0)  # a master that was only just restarted
+    health.handle(Ended(name="master", how="it exited with code 1"), 3.0)
+    advance(health, 24.0, start=3.0, seen=None)
+    health.handle(Started(name="master", pid=9), 25.0)
+    assert health.handle(Seen(roles=()), 26.0) == []
+
+
 def test_ready_means_registered_with_the_master() -> None:
     health = HealthCore(dict(ROLES))
     health.handle(Tick(), 0.0)
