@@ -38,7 +38,7 @@ EXIT_SECOND_SIGNAL = 143
 """Exit code when a second SIGTERM cuts the orderly end short."""
 
 _REMEMBERED = 4096
-"""Answered pieces of work that are recognised if they are given again."""
+"""Answered pieces of work that are recognised if they are given again; likewise cancelled ones."""
 
 CLOSE_S = 5.0
 """How long an orderly end waits until the master has confirmed the last results."""
@@ -77,7 +77,7 @@ class WorkerRuntime:
         self._changed = threading.Condition()
         self._work: deque[Packet] = deque()
         self._taken: OrderedDict[tuple[str, int], bool] = OrderedDict()  # (task, attempt) -> answered
-        self._cancelled: set[str] = set()
+        self._cancelled: OrderedDict[str, None] = OrderedDict()  # the newest of them
         self._answers: dict[str, Future[Packet]] = {}
         self._leaving = False
         self._session = WorkerSession(beat=self._beat)
@@ -239,7 +239,7 @@ class WorkerRuntime:
             if key in self._taken:
                 return
             self._taken[key] = False
-            self._cancelled.discard(key[0])
+            self._cancelled.pop(key[0], None)
             while len(self._taken) > _REMEMBERED and self._taken[next(iter(self._taken))]:
                 self._taken.popitem(last=False)
         self._work.append(packet)
@@ -248,7 +248,9 @@ class WorkerRuntime:
         kept = [packet for packet in self._work if getattr(packet.message, "task", "") not in tasks]
         self._work.clear()
         self._work.extend(kept)
-        self._cancelled |= tasks
+        self._cancelled.update(dict.fromkeys(tasks))
+        while len(self._cancelled) > _REMEMBERED:
+            self._cancelled.popitem(last=False)
         for key in [key for key in self._taken if key[0] in tasks]:
             del self._taken[key]
 
