@@ -56,6 +56,8 @@ class OpRecord(Base, frozen=True, kw_only=True):
         state: name of the state to save or load.
         state_seq: for `load_state`, the op that saved that state.
         job: job that issued it; empty for a tenant's own op.
+        refusals: how often the disk had refused ops of the policy before; one with fewer than an op before it was
+            refused together with another.
     """
 
     tenant: str
@@ -75,6 +77,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
     state: str = ""
     state_seq: int = 0
     job: str = ""
+    refusals: int = 0
 
 
 class OpDone(Base, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from joynexus.contract import Contract, Statistics, VectorStatistics
 from joynexus.specs import (
     EvaluateDatasetSpec,
@@ -29,6 +31,8 @@ MAX_VIDEOS = 1_000
 MAX_DIMENSION = 4096
 MAX_CAMERAS = 16
 MAX_SIDE = 4096
+MAX_SPEC_BYTES = 384 * 1024
+"""It travels to the trainer together with the samples of an op, in one message."""
 
 
 def check_policy_name(name: str) -> None:
@@ -47,6 +51,9 @@ def check_any_name(kind: str, name: str) -> None:
 def check_policy(spec: PolicySpec) -> None:
     """Refuse a policy spec that contradicts itself."""
     _check_recipe(spec)
+    nbytes = len(msgspec.msgpack.encode(spec))
+    if nbytes > MAX_SPEC_BYTES:
+        raise _invalid(f"a policy's spec has at most {MAX_SPEC_BYTES} bytes encoded, this one has {nbytes}")
     contract = spec.contract
     _range("state_dim", contract.state_dim, 0, MAX_DIMENSION)
     _range("action_dim", contract.action_dim, 1, MAX_DIMENSION)

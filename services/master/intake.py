@@ -63,6 +63,7 @@ class Intake:
         fingerprint = _fingerprint(message, asked)
         known = policy.ops.get(message.seq)
         if known is not None:
+            self._leases.hear(policy, message.lease)
             self._repeat(asked, policy, known, fingerprint)
             return
         self._check_order(policy, message)
@@ -217,8 +218,9 @@ class Intake:
     # Journal
 
     def _admit(self, policy: Policy, ops: Sequence[Op], lost: Callable[[], None] | None = None) -> None:
-        records = [op.record for op in ops]
-        for op in ops:
+        records = [msgspec.structs.replace(op.record, refusals=policy.refusals) for op in ops]
+        for op, record in zip(ops, records, strict=True):
+            op.record = record
             self._enter(policy, op)
 
         def saved() -> None:
@@ -255,7 +257,11 @@ class Intake:
             self._payload_bytes += len(op.payload)
 
     def _roll_back(self, policy: Policy, first: int, reason: Failure) -> None:
-        """The journal refused an op: neither it nor any after it was ever there."""
+        """The journal refused an op: neither it nor any after it was ever there.
+
+        Those after it may be on disk nevertheless; `refusals` tells them from what is accepted from now on.
+        """
+        policy.refusals += 1
         for seq in range(policy.next_seq - 1, first - 1, -1):
             op = policy.ops.pop(seq)
             policy.next_seq = seq

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftSpec
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.front import CancelJob, GetJob, JobList, ListJobs, SubmitJob
+from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, SubmitJob
 from services.master.catalog import faulty
 from services.master.checks import check_job
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
@@ -24,6 +26,8 @@ from services.master.policies import Policy
 from services.master.training_job import TrainingJob, check_recipe
 
 _LISTED = 500
+_LIST_BYTES = 512 * 1024
+"""The newest jobs are listed until they have so many bytes: a list is one message."""
 
 _KINDS: dict[type, tuple[str, type[TrainingJob] | type[EvaluationJob] | type[DatasetEvaluationJob]]] = {
     SftSpec: ("sft", TrainingJob),
@@ -89,12 +93,20 @@ class Jobs:
         """Stop a job; one that has ended stays as it ended."""
         job = self._get(asked.tenant, message.job)
         job.cancel()
-        self._outbox.answer(asked, job.info())
+        # Once more, to learn when it is durable: a cancelled job must not be back after a restart.
+        self._outbox.save([job.record], lambda: self._outbox.answer(asked, job.info()))
 
     def on_list(self, asked: FrontMessage, message: ListJobs) -> None:
         """Describe the tenant's newest jobs."""
         jobs = sorted(self._jobs.get(asked.tenant, {}).values(), key=lambda job: -job.record.number)
-        self._outbox.answer(asked, JobList(jobs=tuple(job.info(brief=True) for job in jobs[:_LISTED])))
+        infos: list[JobInfo] = []
+        nbytes = 0
+        for job in jobs[:_LISTED]:
+            infos.append(job.info(brief=True))
+            nbytes += len(msgspec.msgpack.encode(infos[-1]))
+            if nbytes > _LIST_BYTES:
+                break
+        self._outbox.answer(asked, JobList(jobs=tuple(infos)))
 
     def running(self, tenant: str | None) -> int:
         """Number of jobs that have not ended, of one tenant or of all (for status)."""

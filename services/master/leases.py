@@ -63,8 +63,9 @@ class Leases:
         """End a loop's lease; a lease that has ended already is fine."""
         policy = self._policies.get(asked.tenant, message.policy)
         if policy.loop is not None and policy.loop.lease == message.lease:
-            self._end(policy)
-        self._outbox.answer(asked, Done())
+            self._end(policy, lambda: self._outbox.answer(asked, Done()))
+        else:
+            self._outbox.answer(asked, Done())
 
     def check(self, policy: Policy, lease: str) -> None:
         """Refuse an op of somebody who does not drive the policy; else note that its driver lives."""
@@ -77,15 +78,20 @@ class Leases:
             raise self._driven(policy)
         loop.heard = self._outbox.now
 
+    def hear(self, policy: Policy, lease: str) -> None:
+        """Somebody asked again for an op's result: if it is the driver, it lives."""
+        if policy.loop is not None and policy.loop.lease == lease:
+            policy.loop.heard = self._outbox.now
+
     def restore(self, record: LeaseRecord) -> None:
         """A loop drove this policy when the master went down; its silence counts from now."""
         policy = self._policies.get(record.tenant, record.policy)
         policy.loop = Loop(record.holder, record.lease, record.ttl_s, self._outbox.now)
         self._watch(policy, policy.loop)
 
-    def _end(self, policy: Policy) -> None:
+    def _end(self, policy: Policy, saved: Callable[[], None] | None = None) -> None:
         policy.loop = None
-        self._outbox.save([LeaseRecord(tenant=policy.tenant, policy=policy.name, gone=True)])
+        self._outbox.save([LeaseRecord(tenant=policy.tenant, policy=policy.name, gone=True)], saved)
         self._freed(policy)
 
     def _watch(self, policy: Policy, loop: Loop) -> None:

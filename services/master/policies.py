@@ -54,6 +54,7 @@ class Policy:
         journaled: highest op that is durable and may be dispatched.
         applied: highest op whose outcome is known.
         forgotten: highest op of which nothing is kept.
+        refusals: how often ops were taken back because the disk refused one.
         newest: newest version that inference did not refuse.
         checkpoint: the newest that is durable; `covering` the newest that was taken.
         step: optimizer steps after op `told`, the highest whose outcome was told.
@@ -74,6 +75,7 @@ class Policy:
         self.journaled = 0
         self.applied = 0
         self.forgotten = 0
+        self.refusals = 0
         self.told = 0
         self.step = 0
         self.versions: dict[int, VersionRecord] = {}
@@ -181,11 +183,11 @@ class Policies:
         self._outbox.answer(asked, self.get(asked.tenant, message.policy).info())
 
     def on_list(self, asked: FrontMessage, message: ListPolicies) -> None:
-        """Describe the tenant's policies; without statistics if all together would not fit into one message."""
+        """Describe the tenant's policies; in brief if all together would not fit into one message."""
         policies = sorted(self.of(asked.tenant), key=lambda policy: policy.name)
         infos = [policy.info() for policy in policies]
-        if sum(policy.spec_nbytes for policy in policies) > _LIST_BYTES:
-            infos = [_without_statistics(info) for info in infos]
+        if len(msgspec.msgpack.encode(infos)) > _LIST_BYTES:
+            infos = [_brief(info) for info in infos]
         self._outbox.answer(asked, PolicyList(policies=tuple(infos)))
 
     def on_get_version(self, asked: FrontMessage, message: GetVersion) -> None:
@@ -300,8 +302,11 @@ class Policies:
     def restore_op(self, record: OpRecord) -> None:
         """Take an op back; they come in order of seq."""
         policy = self.get(record.tenant, record.policy)
-        if record.seq > policy.next_seq:
-            return  # its predecessor was refused because the disk was full, so nobody was promised this one either
+        if record.seq > policy.next_seq or record.refusals < policy.refusals:
+            # An op before it was refused because the disk was full, so this one was refused too, whatever is on disk.
+            policy.refusals = max(policy.refusals, record.refusals + 1)
+            return
+        policy.refusals = record.refusals
         policy.ops[record.seq] = Op(record, state=OpState.JOURNALED)
         policy.forgotten = min(policy.forgotten, record.seq - 1)
         policy.next_version = max(policy.next_version, record.version + 1)
@@ -331,8 +336,10 @@ class Policies:
         return policy
 
 
-def _without_statistics(info: PolicyInfo) -> PolicyInfo:
-    return msgspec.structs.replace(info, spec=msgspec.structs.replace(info.spec, statistics=None))
+def _brief(info: PolicyInfo) -> PolicyInfo:
+    """Leave out what takes much room: statistics, and all versions but the newest."""
+    spec = msgspec.structs.replace(info.spec, statistics=None)
+    return msgspec.structs.replace(info, spec=spec, versions=info.versions[-1:])
 
 
 def spec_conflict(name: str, existing: PolicySpec, asked: PolicySpec) -> JoyNexusError:

@@ -9,14 +9,24 @@ import pytest
 
 from common.journal.records import JobRecord, PageRecord
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftPolicy, SftSpec
-from joynexus.wire import ErrorCode
-from joynexus.wire.back import ActionsEvaluated, EvaluateActions, Rollout, SampleIndices, WeightsRefused
+from joynexus.wire import ErrorCode, encode
+from joynexus.wire.back import (
+    ActionsEvaluated,
+    DatasetPrepared,
+    EvaluateActions,
+    PredictDone,
+    Rollout,
+    SampleIndices,
+    TrainDone,
+    WeightsRefused,
+)
 from joynexus.wire.errors import failure
 from joynexus.wire.front import (
     AcquireLease,
     ActionError,
     BlobOffset,
     CancelJob,
+    EpisodeResult,
     FileEntry,
     GetJob,
     GetPolicy,
@@ -25,6 +35,7 @@ from joynexus.wire.front import (
     JobList,
     Lease,
     ListJobs,
+    OpResult,
     OptimStep,
     PolicyInfo,
     PushDataset,
@@ -32,6 +43,7 @@ from joynexus.wire.front import (
     SubmitJob,
     UsageReport,
 )
+from services.master import checks
 from services.master.config import CoreConfig
 from services.master.plan import compile_evaluation, compile_training, summarize, wilson
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
@@ -566,6 +578,92 @@ def test_a_page_that_kills_three_workers_ends_the_job_with_the_reason(world: Wor
     failed = info(world, job.job)
     assert failed.error is not None
     assert failed.error.code is ErrorCode.POISON
+
+
+def test_a_page_that_kills_its_workers_ends_the_job_also_if_others_ran_beside_it(world: World) -> None:
+    cluster = Cluster(world)
+    evaluated(world, cluster)
+    cluster.env.die()
+    world.wait(8)
+    job = submit(world, evaluation(episodes=10))
+    for life in range(3):
+        env = FakeEnv(world, new_incarnation(), key=f"env{life}", credit={"simulator": 2, "data": 1})
+        assert len(env.inbox) == 2
+        env.die()
+        world.wait(8)
+    assert info(world, job.job).error.code is ErrorCode.POISON  # type: ignore[union-attr]
+
+
+def test_an_answer_of_another_kind_than_asked_for_is_a_fault_of_its_worker(world: World) -> None:
+    cluster = Cluster(world)
+    evaluated(world, cluster)
+    job = submit(world, evaluation(episodes=5))
+    for _ in range(3):
+        task = cluster.env.inbox.popleft().message
+        assert isinstance(task, Rollout)
+        world.say(cluster.env.peer, DatasetPrepared(task=task.task, attempt=task.attempt, manifest="m" * 64))
+        for answer in (
+            TrainDone(
+                task=task.task,
+                attempt=task.attempt,
+                tenant="a",
+                policy="p",
+                seq=1,
+                kind="publish",
+                result=OpResult(policy="p", seq=1),
+            ),
+            PredictDone(task=task.task, attempt=task.attempt, items=()),
+        ):
+            world.say(cluster.env.peer, answer)
+        world.wait(1.5)
+        cluster.env.beat()
+    error = info(world, job.job).error
+    assert error is not None
+    assert "dataset_prepared" in error.message
+
+
+def test_a_cancellation_is_told_only_once_it_is_on_disk(world: World) -> None:
+    push(world)
+    job = submit(world, sft())
+    world.auto_persist = False
+    id = world.tell(CancelJob(job=job.job))
+    assert world.answers(id) == []
+    while world.unwritten:
+        world.write()
+    (answer,) = world.answers(id)
+    assert answer.state == "cancelled"  # type: ignore[attr-defined]
+    world.auto_persist = True
+    world.crash()
+    assert info(world, job.job).state == "cancelled"
+
+
+def test_a_list_of_jobs_fits_into_a_message(world: World) -> None:
+    cluster = Cluster(world)
+    evaluated(world, cluster)
+    cluster.env.die()
+    spec = EvaluateDatasetSpec(policy="p", dataset="demos", episodes=tuple(range(10_000)))
+    for number in range(60):
+        world.ask(SubmitJob(key=f"k{number}", spec=spec), JobInfo)
+    listed = world.ask(ListJobs(), JobList)
+    encode(listed, id="x")
+    assert len(listed.jobs) > 1
+
+
+def test_the_largest_evaluation_fits_into_a_message() -> None:
+    episodes = tuple(
+        EpisodeResult(
+            seed=2**30 + n,
+            success=False,
+            steps=500,
+            reward=0.1,
+            failure="terminated",
+            video="v" * 64 * (n < checks.MAX_VIDEOS),
+        )
+        for n in range(checks.MAX_EPISODES)
+    )
+    spec = evaluation(episodes=checks.MAX_EPISODES)
+    result = summarize(1, episodes, "c" * 64, {})
+    encode(JobInfo(job="j", spec=spec, state="succeeded", done=1, total=1, evaluation=result), id="x")
 
 
 def test_episodes_spread_over_env_workers(world: World) -> None:

@@ -131,6 +131,23 @@ def test_what_the_disk_refused_is_not_there_after_a_restart(world: World, lease:
     assert world.ask(GetPolicy(policy="p"), PolicyInfo).next_seq == 1
 
 
+def test_an_op_refused_together_with_one_before_it_stays_refused_after_a_restart(world: World, lease: str) -> None:
+    world.auto_persist = False
+    for seq in (1, 2, 3):
+        world.tell(OptimStep(policy="p", lease=lease, seq=seq))
+    world.journal.full = True
+    world.write()
+    world.journal.full = False
+    world.auto_persist = True
+    world.settle()  # seqs 2 and 3 reach the disk
+    world.ask(OptimStep(policy="p", lease=lease, seq=1), Accepted)
+    world.crash()
+    assert world.ask(GetPolicy(policy="p"), PolicyInfo).next_seq == 2
+    world.ask(OptimStep(policy="p", lease=lease, seq=2), Accepted)
+    world.crash()
+    assert world.ask(GetPolicy(policy="p"), PolicyInfo).next_seq == 3
+
+
 def test_a_result_survives_a_full_disk_and_is_told_when_there_is_room(world: World, lease: str) -> None:
     trainer = FakeTrainer(world, new_incarnation())
     id = world.tell(OptimStep(policy="p", lease=lease, seq=1))

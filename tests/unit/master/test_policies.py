@@ -149,6 +149,12 @@ def test_a_spec_that_contradicts_itself_is_refused_in_one_sentence(
     assert words in refused.message
 
 
+def test_a_spec_too_large_to_travel_with_samples_is_refused(world: World) -> None:
+    spec = msgspec.structs.replace(SPEC, head_config={"note": "x" * 500_000})
+    refused = world.refused(CreatePolicy(policy="p", spec=spec))
+    assert (refused.code, "500" in refused.message) == (ErrorCode.INVALID, True)
+
+
 def test_a_policy_without_versions_says_what_to_do(world: World) -> None:
     world.create()
     assert "publish one first" in world.refused(GetVersion(policy="p")).message
@@ -184,6 +190,25 @@ def test_ops_keep_a_lease_alive(world: World) -> None:
         world.wait(4)
         world.ask(OptimStep(policy="p", lease=lease, seq=seq), Accepted)
     assert world.refused(AcquireLease(policy="p", holder="other")).code is ErrorCode.CONFLICT
+
+
+def test_asking_again_for_the_result_of_a_long_op_keeps_a_lease_alive(world: World) -> None:
+    world.create()
+    lease = acquire(world).lease
+    for _ in range(4):
+        world.tell(OptimStep(policy="p", lease=lease, seq=1))
+        world.wait(4)
+    assert world.refused(AcquireLease(policy="p", holder="other")).code is ErrorCode.CONFLICT
+
+
+def test_a_release_is_told_only_once_it_is_on_disk(world: World) -> None:
+    world.create()
+    lease = acquire(world).lease
+    world.auto_persist = False
+    id = world.tell(ReleaseLease(policy="p", lease=lease))
+    assert world.answers(id) == []
+    world.write()
+    assert world.answers(id) == [Done()]
 
 
 def test_an_op_without_the_lease_is_refused(world: World) -> None:
