@@ -33,6 +33,9 @@ def free_addresses() -> Addresses:
     return Addresses(**dict(zip(Addresses.__struct_fields__, names, strict=True)))
 
 
+_RESEND_S = 5.0
+
+
 class MasterProcess:
     """`python -m services.master` in a folder of its own; `with` starts and ends it."""
 
@@ -141,12 +144,17 @@ class Peer:
         id: str = "",
         timeout_s: float = 20.0,
     ) -> Packet:
-        """Send a request and return its answer."""
+        """Send a request, again while it is not answered (a connection may be lost unnoticed); return its answer."""
         id = id or f"{self._prefix}-{next(self._ids)}"
-        self.send(encode(message, id=id, buffers=buffers), bulk=bulk, timeout_s=timeout_s)
+        source = self.bulk if bulk else self.control
         deadline = time.monotonic() + timeout_s
+        self.send(encode(message, id=id, buffers=buffers), bulk=bulk, timeout_s=timeout_s)
         while True:
-            packet = self.receive(bulk=bulk, timeout_s=max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            if left > _RESEND_S and not source.poll(int(1000 * _RESEND_S)):
+                self.send(encode(message, id=id, buffers=buffers), bulk=bulk, timeout_s=left)
+                continue
+            packet = self.receive(bulk=bulk, timeout_s=left)
             if packet.header.re == id:
                 return packet
             self.unasked.append(packet)
