@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -33,7 +34,8 @@ def main() -> int:
     parser.add_argument("--untrained-episodes", type=int, default=20, help="and of the untrained one")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
-    console, start = Console(), time.monotonic()
+    warnings.filterwarnings("ignore", module="metaworld")  # its experts ask for more than the arm can do, as always
+    console, start = Console(width=None if sys.stdout.isatty() else 140), time.monotonic()
 
     def say(line: str) -> None:
         console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {line}", highlight=False)
