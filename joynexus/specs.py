@@ -13,6 +13,8 @@ import msgspec
 
 from joynexus.contract import Contract, NormalizationMode, Statistics
 
+ActionTarget = Literal["absolute", "relative_to_state"]
+
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 
 
@@ -49,6 +51,8 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         contract: embodiment contract.
         statistics: normalisation statistics; None only with `normalization="none"`.
         normalization: how state and action are scaled.
+        action_target: what the head predicts: the action, or how far it is from the current state. The second needs
+            states and actions of the same kind (joint positions, say) and helps where data is scarce.
         optimizer: the policy's optimizer.
         seed: seeds initial weights and everything that is drawn while training.
     """
@@ -60,6 +64,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     contract: Contract
     statistics: Statistics | None = None
     normalization: NormalizationMode = "mean_std"
+    action_target: ActionTarget = "absolute"
     optimizer: OptimizerSpec = OptimizerSpec()
     seed: int = 0
 
@@ -72,6 +77,7 @@ class SftPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     head_config: dict[str, int | float | str | bool] = {}
     chunk: int = 8
     normalization: NormalizationMode = "mean_std"
+    action_target: ActionTarget = "absolute"
     optimizer: OptimizerSpec = OptimizerSpec()
     seed: int = 0
 

@@ -48,6 +48,11 @@ class Policy:
                 f"a policy needs at least one action dimension and no negative state dimension, not "
                 f"action_dim={spec.contract.action_dim}, state_dim={spec.contract.state_dim}"
             )
+        if spec.action_target == "relative_to_state" and spec.contract.state_dim != spec.contract.action_dim:
+            raise ValueError(
+                f"action_target 'relative_to_state' needs states and actions of one length, not "
+                f"state_dim={spec.contract.state_dim}, action_dim={spec.contract.action_dim}: use 'absolute'"
+            )
         self.device = torch.device(device)
         self.spec = spec
         self.backbone_digest = backbone_digest
@@ -78,7 +83,9 @@ class Policy:
             raise ValueError(f"action_mask has shape {list(valid.shape)}; it must be {[len(features), chunk]}")
         if not valid.any():
             raise ValueError("action_mask is False everywhere: there is no action to learn from")
-        return self.module.loss(tokens, mask, states, self.normalizer.normalize_action(actions), valid)
+        target = self.normalizer.normalize_action(actions)
+        origin = self._origin(state)
+        return self.module.loss(tokens, mask, states, target if origin is None else target - origin, valid)
 
     def act(self, features: Sequence[VLAFeature], state: Array) -> npt.NDArray[np.float32]:
         """Predict chunks for one request's samples.
@@ -98,7 +105,8 @@ class Policy:
         self.module.eval()
         try:
             with torch.inference_mode():
-                actions = self.normalizer.unnormalize_action(self.module(tokens, mask, states))
+                predicted, origin = self.module(tokens, mask, states), self._origin(state)
+                actions = self.normalizer.unnormalize_action(predicted if origin is None else predicted + origin)
         finally:
             self.module.train(training)
         result: npt.NDArray[np.float32] = actions.float().cpu().numpy()
@@ -116,6 +124,13 @@ class Policy:
             )
         tokens, mask = pad_features(features, device=self.device)
         return tokens, mask, self.normalizer.normalize_state(states)
+
+    def _origin(self, state: Array) -> Tensor | None:
+        """Return where predictions are counted from, [B, 1, A] in normalised actions; None for their own zero."""
+        if self.spec.action_target == "absolute":
+            return None
+        raw = self._numbers("state", state, (len(state), self.spec.contract.state_dim))
+        return self.normalizer.normalize_action(raw)[:, None]
 
     def _numbers(self, name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
         if not isinstance(values, Tensor):

@@ -69,6 +69,10 @@ class Training:
         """Tell whether a trainer with this backbone is there."""
         return any(True for _ in self._with_backbone(backbone))
 
+    def backbones(self) -> list[str]:
+        """Return the backbones that trainers have now, in order of name."""
+        return sorted({trainer.worker.register.backbone_name for trainer in self._trainers.values()})
+
     def known_heads(self, backbone: str) -> set[str]:
         """Return the action modules that the trainers with this backbone say they have."""
         stated = (trainer.worker.register.detail.get("heads", "") for trainer in self._with_backbone(backbone))

@@ -343,7 +343,8 @@ class TrainingJob(Job):
         if policy is None or not self.record.first_seq:
             return ""
         if policy.applied + 1 < policy.next_seq and not self.tools.training.serves(policy.spec.backbone):
-            return f"a trainer with backbone '{policy.spec.backbone}'"
+            others = ", ".join(f"'{name}'" for name in self.tools.training.backbones())
+            return f"a trainer with backbone '{policy.spec.backbone}' (there are trainers with {others or 'none'})"
         if self._drawing and policy.applied + 1 == policy.next_seq and not self.tools.env.serves(SAMPLER):
             return "an env worker that draws samples"
         return ""

@@ -121,6 +121,26 @@ def test_an_untrained_policy_of_relative_actions_nearly_stands_still() -> None:
     np.testing.assert_allclose(drifting.mean(axis=(0, 1)), mean, atol=0.25 * np.abs(mean).mean())
 
 
+def test_a_relative_target_counts_from_the_current_state() -> None:
+    data = batch(2)
+    square = contract(state_dim=STATE, action_dim=STATE)
+    fitting = Statistics(count=9, state=statistics().state, action=statistics().state)
+    spec = policy_spec(contract=square, statistics=fitting, action_target="relative_to_state")
+    made = policy(spec)
+    with torch.no_grad():
+        made.module.out.weight.zero_()
+    repeated = made.act(data.features, data.state)
+    expected = np.repeat(np.asarray(data.state)[:, None], spec.chunk, axis=1)
+    np.testing.assert_allclose(repeated, expected, rtol=1e-5, atol=1e-5)
+    mask = np.ones((len(data.features), spec.chunk), dtype=bool)
+    assert made.loss(data.features, data.state, expected, mask).item() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_relative_target_needs_states_and_actions_of_one_length() -> None:
+    with pytest.raises(ValueError, match="of one length"):
+        policy(policy_spec(action_target="relative_to_state"))
+
+
 def test_padding_changes_nothing_but_rounding() -> None:
     made, data = policy(), batch(1)
     state = torch.zeros(1, STATE)
