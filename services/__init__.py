@@ -1,0 +1,1 @@
+"""The roles: master, trainer, inference, env, health. None imports another."""

@@ -14,9 +14,9 @@ Every mode is a centre and a half-width for each dimension, x ↦ (x - centre) /
 
 A dimension without spread becomes 0, and comes back as its constant.
 
-Relative actions (control modes `delta…`) are scaled about zero instead, because their zero has a meaning, no motion: the
-centre is 0 and the width the root mean square, or the larger of the two limits' magnitudes. So a policy that has not
-learned anything nearly stands still, instead of drifting with the mean action of its data.
+Relative actions (control modes `delta…`) are scaled about zero instead, because their zero has a meaning, no motion:
+the centre is 0 and the width the root mean square, or the larger of the two limits' magnitudes. So a policy that has
+not learned anything nearly stands still, instead of drifting with the mean action of its data.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> BlobStore:
 
 @pytest.fixture
 def manifest(store: BlobStore) -> DatasetManifest:
-    """Action = 100 * episode + step, state = the negative, wrist pictures filled with step, front ones with 10 + step."""
+    """Action = 100 * episode + step, state = its negative; wrist pictures show step, front ones 10 + step."""
     entries = []
     for number, length in enumerate(LENGTHS):
         value = 100.0 * number + np.arange(length, dtype=np.float32)
