@@ -58,7 +58,7 @@ def draw_curves(outcomes: Sequence[Outcome], path: Path) -> None:
             errors = [[result.success - result.low], [result.high - result.success]]
             right.bar(index + shift, result.success, 0.36, yerr=errors, capsize=4, color=color)
     right.set_xticks(range(len(outcomes)), [outcome.task.name for outcome in outcomes])
-    right.set(ylabel="success", ylim=(0, 1.05), title="Evaluation: untrained (grey) and trained, 95 % intervals")
+    right.set(ylabel="success", ylim=(0, 1.05), title="Success, untrained and trained (95 %)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

@@ -169,11 +169,11 @@ class ClientCore:
 
     def _silent(self, seconds: float, ask: Ask) -> JoyNexusError:
         if why := self._refusals.get(ask.channel):
-            return JoyNexusError(failure(ErrorCode.FORBIDDEN, why), ask.id)
+            return JoyNexusError(failure(ErrorCode.FORBIDDEN, why))
         what = f"no answer from {self.address} within {seconds:g} s: is the cluster running? "
         if isinstance(ask.message, Hello):
-            return JoyNexusError(failure(ErrorCode.UNAVAILABLE, what + "start it with `joynexus up`"), ask.id)
-        return JoyNexusError(failure(ErrorCode.DEADLINE, what + "`joynexus status` shows its parts"), ask.id)
+            return JoyNexusError(failure(ErrorCode.UNAVAILABLE, what + "start it with `joynexus up`"))
+        return JoyNexusError(failure(ErrorCode.DEADLINE, what + "`joynexus status` shows its parts"))
 
     # Answers
 
@@ -275,4 +275,4 @@ class ClientCore:
         hellos = [id_ for id_, pending in self._pending.items() if isinstance(pending.ask.message, Hello)]
         for id_ in hellos:
             del self._pending[id_]
-        return [Fail(id=id_, error=JoyNexusError(failure(ErrorCode.FORBIDDEN, refused.why), id_)) for id_ in hellos]
+        return [Fail(id=id_, error=JoyNexusError(failure(ErrorCode.FORBIDDEN, refused.why))) for id_ in hellos]
