@@ -232,7 +232,9 @@ class BlobStore:
     def _publish(self, source: Path, digest: str) -> None:
         """Make `source` durable, then visible under its digest, in this order."""
         place = self._place(digest)
-        place.parent.mkdir(exist_ok=True)
+        if not place.parent.exists():
+            place.parent.mkdir(exist_ok=True)
+            _sync(self._root)
         _sync(source)
         source.replace(place)
         _sync(place.parent)

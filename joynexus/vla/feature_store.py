@@ -10,6 +10,7 @@ read lately stays in memory. The oldest files go first when the budget is passed
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from joynexus.vla.feature import Observation, VLAFeature
+
+log = logging.getLogger(__name__)
 
 _MAGIC = b"JNF1"
 _NAME = 32  # bytes of the backbone's digest
@@ -114,7 +117,7 @@ class FeatureStore:
         return feature
 
     def put(self, key: str, feature: VLAFeature) -> None:
-        """Keep a feature; one that is larger than the budget is not kept on disk."""
+        """Keep a feature; one that is larger than the budget, or finds the disk full, is kept in memory only."""
         tensors = feature.to_tensors()
         self._remember(key, VLAFeature.from_tensors(tensors, feature.backbone))
         body = save(tensors)
@@ -122,10 +125,16 @@ class FeatureStore:
         path = self._path(key)
         if len(content) > self._budget or path.exists():
             return
-        path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f"{key}.{os.getpid()}.tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError as error:  # a store may forget: the feature can be made again
+            log.warning("a feature was not stored: %s", error)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return
         self._used += len(content)
         self._unseen += len(content)
         if self._used > self._budget or self._unseen > _RECHECK * self._budget:
@@ -139,7 +148,9 @@ class FeatureStore:
         try:
             with path.open("rb") as file:
                 head, body = file.read(_HEAD), file.read()
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("a stored feature cannot be read: %s", error)
             return None
         backbone = head[-_NAME:].rstrip(b"\0")
         if head == _head(backbone, body):

@@ -95,6 +95,11 @@ class Learner:
         self.pending += 1
         return {"loss": value, "vetoed": vetoed}
 
+    def discard(self) -> None:
+        """Drop gradients that wait for a step, and a veto."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self.pending, self._vetoed = 0, False
+
     def optim_step(self) -> StepMetrics:
         """Clip, step and clear the gradients.
 
@@ -115,8 +120,7 @@ class Learner:
                 group["lr"] = lr
             self._optimizer.step()
             self.step += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        self.pending, self._vetoed = 0, False
+        self.discard()
         return {"grad_norm": float(norm), "lr": lr, "step": self.step, "skipped": skipped}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -37,7 +37,6 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         version: number of the version.
         spec: the policy's spec, with contract and statistics.
         backbone_digest, hidden_size: the backbone whose features it takes, and their width.
-        manifest_digest: data set it was trained on; empty if none.
         numerics_class: where it was made, see `joynexus.vla.numerics`; empty if not stated.
     """
 
@@ -46,7 +45,6 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     spec: PolicySpec
     backbone_digest: str
     hidden_size: int
-    manifest_digest: str = ""
     numerics_class: str = ""
 
 
@@ -71,7 +69,7 @@ class LoadedVersion:
 
 
 def write_version(
-    path: Path, policy: Policy, version: int, *, manifest_digest: str = "", numerics_class: str = ""
+    path: Path, policy: Policy, version: int, *, numerics_class: str = ""
 ) -> tuple[str, int]:
     """Write a version, atomically and durably.
 
@@ -87,7 +85,6 @@ def write_version(
         spec=policy.spec,
         backbone_digest=policy.backbone_digest,
         hidden_size=policy.hidden_size,
-        manifest_digest=manifest_digest,
         numerics_class=numerics_class,
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in policy.module.state_dict().items()}

@@ -60,6 +60,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], meta: CheckpointMet
         save_file(ordered, path, metadata={_KEY: json.dumps(msgspec.to_builtins(meta), sort_keys=True)})
     except SafetensorError as error:  # what it makes of an OSError
         raise OSError(str(error)) from error
+    path.chmod(0o644)  # safetensors leaves it to its owner alone; other roles may run as other users
 
 
 def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], CheckpointMeta]:

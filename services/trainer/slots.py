@@ -155,11 +155,12 @@ class Slot:
         return {"grad_norm": metrics["grad_norm"], "lr": metrics["lr"], "step": float(metrics["step"])}
 
     def train_step(self, batch: TrainBatch, features: list[VLAFeature]) -> dict[str, float]:
-        """Do both in one; return the metrics of both.
+        """Do both in one; return the metrics of both. Gradients that a tenant's loop left behind do not enter it.
 
         Raises:
             JoyNexusError: `NON_FINITE`; then weights and optimizer are as before.
         """
+        self._learner.discard()
         try:
             metrics = self.forward_backward(batch, features)
         except JoyNexusError:

@@ -185,7 +185,7 @@ def test_bytes_are_on_disk_before_the_name_exists(store: BlobStore, monkeypatch:
     monkeypatch.setattr(blobs.os, "fsync", lambda fd: (order.append("sync"), real_sync(fd))[1])
     monkeypatch.setattr(Path, "replace", lambda a, b: (order.append("rename"), real_replace(a, b))[1])
     store.put_bytes(DATA)
-    assert order == ["sync", "rename", "sync"]
+    assert order == ["sync", "sync", "rename", "sync"], "the new folder, the bytes, the name, and that it is there"
 
 
 def test_sweep_removes_only_stale_uploads(store: BlobStore) -> None:

@@ -75,6 +75,13 @@ def test_a_train_step_is_a_forward_backward_and_an_optim_step(bench: Bench, tmp_
     assert set(metrics[0]) == {"loss", "samples", "grad_norm", "lr", "step"}
 
 
+def test_gradients_that_a_loop_left_behind_do_not_enter_a_jobs_first_step(bench: Bench) -> None:
+    group = Group(opening("arm")).train("arm", 1, Arrays(7), "forward_backward")
+    group.train("arm", 2, Arrays(1)).train("arm", 3, Arrays(2))
+    _, *steps = bench.run(group)
+    assert [step.result.metrics["loss"] for step in steps] == plain_loop(spec(), [Arrays(1), Arrays(2)])
+
+
 def test_a_group_shares_one_forward_and_changes_nobodys_numbers(tmp_path: Path) -> None:
     names = ("a", "b", "c")
 

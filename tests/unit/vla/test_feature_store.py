@@ -104,6 +104,17 @@ def test_the_budget_holds_and_what_was_used_lately_stays(tmp_path: Path) -> None
     assert [number for number in range(11) if store.get(key(number)) is None] == [1, 2]
 
 
+def test_a_full_disk_forgets_features_and_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    store = FeatureStore(tmp_path, 1 << 20)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    store.put(key(1), made(1))
+    assert same(store.get(key(1)), made(1)), "memory still has it"
+    assert FeatureStore(tmp_path, 1 << 20).get(key(1)) is None
+
+
 def test_a_feature_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, 100)
     store.put(key(1), made(1))
