@@ -35,9 +35,7 @@ def prepare(
 
     keyring = Keyring(keys_dir)
     keyring.prepare(
-        Addresses(
-            front_control=front_control, front_bulk=front_bulk, back_control=back_control, back_bulk=back_bulk
-        )
+        Addresses(front_control=front_control, front_bulk=front_bulk, back_control=back_control, back_bulk=back_bulk)
     )
     if not keyring.cluster_file("default").exists():
         keyring.issue("default", tenant="default", operator=True)
