@@ -23,11 +23,12 @@ import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
 from common.telemetry import get_logger
+from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
 from joynexus.transport import Socket
 from joynexus.wire import Buffer, ErrorCode, Failure, Message, encode, failure, limits
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
-from services.master.doors import Wakeup, look_up, receive, send
+from services.master.doors import look_up, receive, send
 from services.master.events import BlobServed, BlobStored, Door, Peer
 from services.master.gate import BlobMessage, Refused, admit
 
@@ -168,8 +169,8 @@ class BulkService:
             if time.monotonic() >= sweep_at:
                 self._sweep()
                 sweep_at = time.monotonic() + SWEEP_S
-            poller.poll(1000)
-            self._wakeup.clear()
+            if self._wakeup.fileno() in dict(poller.poll(1000)):
+                self._wakeup.clear()
             while self._jobs:
                 self._jobs.popleft()()
             for door, socket in self._sockets.items():

@@ -80,7 +80,12 @@ class MasterCore:
         self._holdings = Holdings(outbox, config)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
-        self._policies = Policies(outbox, self._holdings, lambda backbone: self._training.known_heads(backbone))
+        self._policies = Policies(
+            outbox,
+            self._holdings,
+            lambda backbone: self._training.known_heads(backbone),
+            lambda: self._training.backbones(),
+        )
         self._leases = Leases(outbox, self._policies, self._freed)
         self._env = EnvQueue(outbox, self._roster, config, Counters())
         self._catalog = Catalog(outbox, config, self._holdings, self._meter, self._env, sources.manifest)

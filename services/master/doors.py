@@ -6,8 +6,6 @@ now is not sent.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -81,27 +79,3 @@ def look_up(registry: KeyRegistry, key: str) -> KeyEntry | None:
     except ValueError as error:
         log.error("nobody is let in", why=str(error))
         return None
-
-
-class Wakeup:
-    """Ends another thread's poll: `set` from any thread or signal handler; poll this object, then `clear`."""
-
-    def __init__(self) -> None:
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return what is polled."""
-        return self._read.fileno()
-
-    def set(self) -> None:
-        """End the poll that runs, or the next one."""
-        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups already
-            self._write.send(b"\0")
-
-    def clear(self) -> None:
-        """Forget wake-ups; look at what they were for after this, not before."""
-        with contextlib.suppress(BlockingIOError):
-            while self._read.recv(4096):
-                pass

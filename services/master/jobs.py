@@ -200,7 +200,7 @@ class Jobs:
             if policy is not None:
                 check_recipe(policy, spec)
             else:
-                tools.policies.check_head(spec.create.backbone, spec.create.head)
+                tools.policies.check_module(spec.create.backbone, spec.create.head)
         else:
             found = tools.policies.version(tenant, spec.policy, spec.version)
             version = found.version

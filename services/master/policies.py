@@ -128,12 +128,20 @@ class Policies:
 
     Args:
         known_heads: tells which action modules the trainers of a backbone have; empty if none says.
+        known_backbones: tells which backbones there are trainers for; empty if there is no trainer now.
     """
 
-    def __init__(self, outbox: Outbox, holdings: Holdings, known_heads: Callable[[str], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        holdings: Holdings,
+        known_heads: Callable[[str], Iterable[str]],
+        known_backbones: Callable[[], Iterable[str]],
+    ) -> None:
         self._outbox = outbox
         self._holdings = holdings
         self._known_heads = known_heads
+        self._known_backbones = known_backbones
         self._policies: defaultdict[str, dict[str, Policy]] = defaultdict(dict)
         self._creating: dict[PolicyKey, tuple[PolicySpec, list[Callable[[Policy | str], None]]]] = {}
         self._count = 0
@@ -218,7 +226,7 @@ class Policies:
                 creating[1].append(then)
             return
         check_policy(spec)
-        self.check_head(spec.backbone, spec.head)
+        self.check_module(spec.backbone, spec.head)
         waiting = [then]
         self._creating[tenant, name] = (spec, waiting)
         record = PolicyRecord(tenant=tenant, policy=name, spec=spec)
@@ -249,8 +257,12 @@ class Policies:
             raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: publish one first")
         return version
 
-    def check_head(self, backbone: str, head: str) -> None:
-        """Refuse an action module that the trainers of this backbone say they do not have."""
+    def check_module(self, backbone: str, head: str) -> None:
+        """Refuse a backbone that no trainer has, and an action module that its trainers say they do not have."""
+        backbones = list(self._known_backbones())
+        if backbones and backbone not in backbones:
+            here = " or ".join(f"'{name}'" for name in backbones)
+            raise refuse(ErrorCode.INVALID, f"no trainer here has backbone '{backbone[:80]}': use {here}")
         heads = sorted(self._known_heads(backbone))
         if heads and head not in heads:
             raise refuse(ErrorCode.INVALID, f"there is no action module '{head[:80]}': use one of {', '.join(heads)}")

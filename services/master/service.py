@@ -27,6 +27,7 @@ from common.journal.records import Record
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import Authenticator
+from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
@@ -35,7 +36,7 @@ from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, S
 from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
-from services.master.doors import Wakeup, look_up, open_doors, receive, send
+from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused, admit
 from services.master.oplog import OpLog

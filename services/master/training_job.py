@@ -344,7 +344,7 @@ class TrainingJob(Job):
             return ""
         if policy.applied + 1 < policy.next_seq and not self.tools.training.serves(policy.spec.backbone):
             others = ", ".join(f"'{name}'" for name in self.tools.training.backbones())
-            return f"a trainer with backbone '{policy.spec.backbone}' (there are trainers with {others or 'none'})"
+            return f"a trainer with backbone '{policy.spec.backbone}'" + (f" (there are {others})" if others else "")
         if self._drawing and policy.applied + 1 == policy.next_seq and not self.tools.env.serves(SAMPLER):
             return "an env worker that draws samples"
         return ""

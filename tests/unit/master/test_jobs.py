@@ -286,6 +286,13 @@ def test_a_policy_that_does_not_fit_the_data_is_refused_with_the_field(world: Wo
     assert "'action_dim' differs" in failed.message
 
 
+def test_a_backbone_that_no_trainer_has_is_refused_with_those_there_are(world: World) -> None:
+    FakeTrainer(world, new_incarnation())
+    push(world)
+    refused = world.refused(SubmitJob(key="k", spec=sft(create=SftPolicy(backbone="lite@999"))))
+    assert refused.message == "no trainer here has backbone 'lite@999': use 'lite'"
+
+
 def test_an_unknown_head_is_refused_when_the_trainers_say_what_they_have(world: World) -> None:
     FakeTrainer(world, new_incarnation(), detail={"heads": "oft, groot"})
     push(world)
