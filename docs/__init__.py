@@ -1,0 +1,1 @@
+"""Documentation, and what draws parts of it from the code."""
