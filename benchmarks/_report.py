@@ -81,7 +81,13 @@ def _version(name: str) -> str:
 
 def _print(rows: Sequence[Row]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
     for line in [columns, *cells]:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{value['median']} ({value['min']}-{value['max']})"
+    return str(value)

@@ -1,7 +1,8 @@
 """Policy round trip: two 224x224 uint8 pictures and a state to a chunk of actions, through a real master, CURVE on.
 
 In: 1 and 8 clients (the package's own client, a process each), a stub inference worker that takes 0 or 20 ms for a
-group. Out: latency, requests a second, the master's CPU time a request. Never: a picture that is not sent.
+group; the same through a bare relay, for what this machine allows at best just now. Out: latency, requests a second,
+the master's CPU time a request. Never: a picture that is not sent.
 
     python -m benchmarks.round_trip [--quick]
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _report
+from benchmarks import _bare_relay, _report
 from benchmarks._cluster import ACTION, CHUNK, Master, observation, publish, registration, running_master
 from common.runtime import WorkerRuntime
 from common.settings import WorkerSettings
@@ -88,8 +89,9 @@ def run(master: Master, clients: int, requests: int) -> tuple[list[float], float
     return seconds, len(seconds) / wall, cpu / len(seconds)
 
 
-def measure(clients: int, device_ms: int, *, requests: int, repeats: int) -> _report.Row:
-    """Measure one combination in a cluster of its own."""
+def measure(clients: int, device_ms: int, *, requests: int, repeats: int) -> list[_report.Row]:
+    """Measure one combination in a cluster of its own, each run beside one of the bare relay."""
+    reference = [_bare_relay.run(clients, device_ms / 1000, WARM_UP, requests)]
     with running_master() as master:
         publish(master, "stub")
         ready = mp.Event()
@@ -104,23 +106,31 @@ def measure(clients: int, device_ms: int, *, requests: int, repeats: int) -> _re
         finally:
             worker.kill()
             worker.join()
+    reference += [_bare_relay.run(clients, device_ms / 1000, WARM_UP, requests) for _ in range(repeats - 1)]
+    ours = _row("joynexus", clients, device_ms, [(seconds, rate) for seconds, rate, _ in runs])
+    ours["master_cpu_ms"] = _report.spread([1000 * cpu for _, _, cpu in runs], 2)
+    return [ours, _row("bare relay", clients, device_ms, reference)]
+
+
+def _row(system: str, clients: int, device_ms: int, runs: list[tuple[list[float], float]]) -> _report.Row:
     return {
+        "system": system,
         "clients": clients,
         "device_ms": device_ms,
-        "p50_ms": _report.spread([1000 * _report.percentile(seconds, 0.5) for seconds, _, _ in runs], 2),
-        "p95_ms": _report.spread([1000 * _report.percentile(seconds, 0.95) for seconds, _, _ in runs], 2),
-        "requests_per_s": _report.spread([rate for _, rate, _ in runs], 1),
-        "master_cpu_ms": _report.spread([1000 * cpu for _, _, cpu in runs], 2),
+        "p50_ms": _report.spread([1000 * _report.percentile(seconds, 0.5) for seconds, _ in runs], 2),
+        "p95_ms": _report.spread([1000 * _report.percentile(seconds, 0.95) for seconds, _ in runs], 2),
+        "requests_per_s": _report.spread([rate for _, rate in runs], 1),
     }
 
 
 def main() -> None:
     options = _report.arguments("round_trip", "Policy round trip through a real master.")
     mp.set_start_method("spawn")
-    repeats = 2 if options.quick else 5
+    requests, repeats = (100, 2) if options.quick else (500, 5)
     rows = [
-        measure(clients, device_ms, requests=(100 if clients > 1 else 200) if options.quick else 500, repeats=repeats)
+        row
         for clients, device_ms in ((1, 0), (8, 0), (1, 20), (8, 20))
+        for row in measure(clients, device_ms, requests=requests, repeats=repeats)
     ]
     _report.write("round_trip", options, rows)
 

@@ -6,11 +6,9 @@ decision (the session makes them), or a socket touched by another thread.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -19,6 +17,7 @@ from collections.abc import Callable
 import zmq
 
 from common.session import Event, WorkerSession
+from common.wakeup import Wakeup
 from joynexus.keys import ClusterFile
 from joynexus.transport import Context, Line, Link, Socket, receive_frames, send_frames
 from joynexus.wire import WireError, decode
@@ -57,9 +56,7 @@ class WorkerIO:
         self._happened = happened
         self._exit = exit
         self._jobs: deque[Job] = deque()
-        self._awake, self._wake = socket.socketpair()
-        self._awake.setblocking(False)
-        self._wake.setblocking(False)
+        self._wakeup = Wakeup()
         self._stopping = False
         self._flushed: threading.Event | None = None
         self._poller = zmq.Poller()
@@ -73,7 +70,7 @@ class WorkerIO:
     def do(self, job: Job) -> None:
         """Have something done with the session in its thread, soon; `job` gets the time."""
         self._jobs.append(job)
-        self._poke()
+        self._wakeup.set()
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the master has confirmed all results that were given to `do` before, or has gone."""
@@ -84,17 +81,13 @@ class WorkerIO:
     def stop(self) -> None:
         """Hang up and end the thread."""
         self._stopping = True
-        self._poke()
+        self._wakeup.set()
         self._thread.join(timeout=5.0)
-        self._wake.close()
+        self._wakeup.close()
 
     def _start_flush(self, flushed: threading.Event) -> None:
         self._flushed = flushed
         self._session.hurry()
-
-    def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
-            self._wake.send(b"\0")
 
     def _guarded(self) -> None:
         try:
@@ -118,8 +111,8 @@ class WorkerIO:
                 for tended in lines:
                     tended.blocked = not self._send(tended)
                 ready = self._wait(lines)
-                if self._awake.fileno() in ready:
-                    self._drain_wakeups()
+                if self._wakeup.fileno() in ready:
+                    self._wakeup.clear()
                 for tended in lines:
                     if tended.line.monitor in ready or tended.line.link is not Link.UP:
                         self._tend(tended)
@@ -129,13 +122,12 @@ class WorkerIO:
             for tended in lines:
                 tended.line.close()
             context.term()
-            self._awake.close()
 
     def _wait(self, lines: list[_Tended]) -> dict[object, int]:
         watched = [(tended.line.socket, tended.blocked and tended.line.link is Link.UP) for tended in lines]
         if watched != self._watched:
             self._watched, self._poller = watched, zmq.Poller()
-            self._poller.register(self._awake, zmq.POLLIN)
+            self._poller.register(self._wakeup, zmq.POLLIN)
             for tended, (opened, blocked) in zip(lines, watched, strict=True):
                 self._poller.register(opened, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
                 self._poller.register(tended.line.monitor, zmq.POLLIN)
@@ -193,11 +185,6 @@ class WorkerIO:
             events += self._session.received(packet, time.monotonic())
         if events:
             self._happened(events)
-
-    def _drain_wakeups(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._awake.recv(4096):
-                pass
 
 
 class _Tended:
