@@ -62,7 +62,9 @@ class MetaWorld:
         try:
             from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
         except ImportError as error:
-            raise SimulatorError("MetaWorld is not installed: pip install 'joynexus[metaworld]'") from error
+            raise SimulatorError(
+                f"MetaWorld cannot be imported ({error}): pip install 'joynexus[metaworld]'"
+            ) from error
         self.contract = contract
         self.instruction = metaworld_tasks.INSTRUCTIONS[task]
         self._env: Any = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"]()
