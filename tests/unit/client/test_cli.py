@@ -17,6 +17,7 @@ from joynexus.cli import app
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile, KeyEntry
 from joynexus.local import LocalCluster
+from joynexus.specs import load_job
 
 ROOT = Path(__file__).resolve().parents[3]
 Command = Callable[..., tuple[int, str, str]]
@@ -212,3 +213,8 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
             assert role.env["MKL_CBWR"].endswith(",STRICT")
         if isinstance(settings, EnvSettings):
             assert settings.simulator_processes == 3
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_example_jobs_are_valid(path: Path) -> None:
+    assert load_job(path.read_text()).policy == "reach"
