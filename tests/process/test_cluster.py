@@ -22,7 +22,10 @@ import joynexus
 from joynexus import Client, JoyNexusError, SftPolicy, launch
 from joynexus.contract import Camera, Contract
 from joynexus.local import LocalCluster
+from joynexus.specs import PolicySpec
 from services.env.datasets.writer import LeRobotWriter
+from services.env.simulators.interface import SimulatorOptions
+from services.env.simulators.registry import contract_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKBONE = "tiny-qwen3vl"
@@ -156,6 +159,26 @@ def test_killed_inference_answers_again_with_the_same_version(
     after = policy.act(*observation(), timeout_s=90)
     assert after.version == before.version
     assert np.array_equal(after.actions, before.actions)
+
+
+@pytest.mark.parametrize("role", ["env", "inference", "master"])
+def test_killed_role_changes_no_episode_of_an_evaluation(client: Client, cluster: LocalCluster, role: str) -> None:
+    contract = contract_of("metaworld/reach-v3", SimulatorOptions(cameras=()))
+    spec = PolicySpec(backbone=BACKBONE, contract=contract, normalization="none")
+    with client.create_policy("reacher", spec) as policy:
+        if not policy.info().versions:
+            policy.publish().result(60)
+
+    def evaluate() -> joynexus.Job:
+        return client.evaluate(policy="reacher", version=1, env="metaworld/reach-v3", episodes=10, episode_limit=40)
+
+    expected = evaluate().wait(progress=False, timeout_s=120).evaluation
+    job = evaluate()
+    until(lambda: job.info().state != "waiting")
+    kill(cluster, role)
+    assert job.wait(progress=False, timeout_s=120).evaluation == expected
+    assert expected is not None
+    assert len({episode.reward for episode in expected.results}) == 10, "each seed is another episode"
 
 
 def test_own_loop_gives_the_jobs_losses(client: Client, undisturbed: list[float]) -> None:
