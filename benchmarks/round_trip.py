@@ -126,7 +126,7 @@ def _row(system: str, clients: int, device_ms: int, runs: list[tuple[list[float]
 def main() -> None:
     options = _report.arguments("round_trip", "Policy round trip through a real master.")
     mp.set_start_method("spawn")
-    requests, repeats = (100, 2) if options.quick else (500, 5)
+    requests, repeats = (60, 1) if options.quick else (500, 5)
     rows = [
         row
         for clients, device_ms in ((1, 0), (8, 0), (1, 20), (8, 20))

@@ -126,6 +126,8 @@ class KeyRegistry:
             status = os.stat(self._file)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ValueError(f"the key registry {self._path} cannot be read ({error}): restore it") from error
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         known, table = self._known
         if stamp != known:

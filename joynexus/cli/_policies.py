@@ -49,7 +49,9 @@ def sft(
 
     job: JobSpec
     if spec is not None:
-        job = _read_spec(spec, SftSpec, policy or dataset)
+        numbers = (steps, batch_size, backbone, head, chunk, lr, holdout_episodes, seed)
+        given = bool(policy or dataset or publish_initial) or any(number is not None for number in numbers)
+        job = _read_spec(spec, SftSpec, given)
     else:
         _need({"--policy": policy, "--dataset": dataset}, "sft")
         create = SftPolicy(**_given(backbone=backbone, head=head, chunk=chunk, seed=seed))
@@ -86,7 +88,8 @@ def evaluate(
 
     job: JobSpec
     if spec is not None:
-        job = _read_spec(spec, (EvaluateSpec, EvaluateDatasetSpec), policy or env or dataset)
+        given = bool(policy or env or dataset or episodes or version or first_seed or videos)
+        job = _read_spec(spec, (EvaluateSpec, EvaluateDatasetSpec), given)
     elif dataset:
         _need({"--policy": policy, "--episodes": episodes}, "evaluate")
         indices = tuple(_number(part) for part in episodes.split(","))
@@ -146,8 +149,7 @@ def act(
         cameras = [camera.name for camera in handle.spec.contract.cameras]
         arrays: dict[str, Any] = {}
         if observation is not None:
-            with np.load(observation, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = _arrays(observation)
         if state:
             arrays["state"] = np.array([_float(part) for part in state.split(",")], dtype=np.float32)
         arrays.update(zip(cameras, (_picture(path) for path in image or []), strict=False))
@@ -217,11 +219,23 @@ def _save_videos(job: Job, folder: Path) -> None:
         typer.echo(f"wrote {path}", err=True)
 
 
-def _read_spec(path: Path, kind: type[Any] | tuple[type[Any], ...], options: str) -> JobSpec:
+def _arrays(path: Path) -> dict[str, Any]:
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, ValueError, AttributeError, EOFError) as error:
+        raise ValueError(f"{path} is no .npz file of plain arrays: write it with numpy.savez") from error
+
+
+def _read_spec(path: Path, kind: type[Any] | tuple[type[Any], ...], options: bool) -> JobSpec:
     from joynexus.specs import load_job
 
     if options:
-        raise ValueError("give either a spec file or options, not both")
+        raise ValueError("give either a spec file or options that say what to do, not both: put them into the file")
     spec: JobSpec = load_job(path.read_text())
     if not isinstance(spec, kind):
         raise ValueError(f"{path} is a spec of another kind of job: its `kind` is wrong for this command")

@@ -68,6 +68,8 @@ def test_help_loads_neither_sockets_nor_numpy() -> None:
         (["sft", "--policy", "p"], 1, "error: joynexus sft needs a spec file, or --dataset"),
         (["evaluate", "--policy", "p"], 1, "error: joynexus evaluate needs a spec file, or --env (or --dataset)"),
         (["sft", "absent.yaml"], 1, "No such file or directory: 'absent.yaml'"),
+        (["sft", "absent.yaml", "--steps", "3"], 1, "either a spec file or options"),
+        (["evaluate", "absent.yaml", "--episodes", "3"], 1, "either a spec file or options"),
         (["admin", "keys", "list"], 1, "is no folder of keys: start the cluster once"),
     ],
 )
@@ -217,4 +219,5 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_example_jobs_are_valid(path: Path) -> None:
-    assert load_job(path.read_text()).policy == "reach"
+    job = load_job(path.read_text())
+    assert f"policy: {job.policy}\n" in path.read_text()
