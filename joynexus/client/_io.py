@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import msgspec
 import zmq
 
 from joynexus.client._core import ClientCore
@@ -39,7 +40,19 @@ from joynexus.client._events import (
 )
 from joynexus.keys import ClusterFile
 from joynexus.transport import Context, Line, Link
-from joynexus.wire import Buffer, ErrorCode, Header, JoyNexusError, Message, Packet, WireError, decode, encode, failure
+from joynexus.wire import (
+    Buffer,
+    ErrorCode,
+    Header,
+    JoyNexusError,
+    Message,
+    Packet,
+    WireError,
+    decode,
+    encode,
+    failure,
+    kind_of,
+)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -104,7 +117,12 @@ class Connection:
         patience_s: float = 30.0,
         resend_s: float = 3.0,
     ) -> Future[T]:
-        """Ask something that has one answer; the future gives `convert(answer)`."""
+        """Ask something that has one answer; the future gives `convert(answer)`.
+
+        Raises:
+            ValueError: if the message holds a value that cannot be sent.
+        """
+        _check(message)
         return self._submit(
             lambda id_, copies: Ask(
                 id=id_, message=message, buffers=copies, channel=channel, patience_s=patience_s, resend_s=resend_s
@@ -114,7 +132,12 @@ class Connection:
         )
 
     def op(self, policy: str, message: Message, convert: Convert[T], *, buffers: Sequence[Buffer] = ()) -> Future[T]:
-        """Order an op. Ops of one policy are applied in the order of these calls."""
+        """Order an op. Ops of one policy are applied in the order of these calls.
+
+        Raises:
+            ValueError: if the message holds a value that cannot be sent.
+        """
+        _check(message)
         return self._submit(
             lambda id_, copies: Op(id=id_, policy=policy, message=message, buffers=copies), convert, buffers
         )
@@ -283,3 +306,13 @@ class Connection:
         self._wake_out.close()
         for future, _ in waiting:
             future.set_exception(JoyNexusError(reason))
+
+
+def _check(message: Message) -> None:
+    """Refuse in the caller's thread what would not encode in the I/O thread (a numpy number, an int above 64 bits)."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"this {kind_of(message).replace('_', ' ')} cannot be sent: {error}; use plain numbers, strings and tuples"
+        ) from error

@@ -68,9 +68,7 @@ class LoadedVersion:
         return self.meta.spec
 
 
-def write_version(
-    path: Path, policy: Policy, version: int, *, numerics_class: str = ""
-) -> tuple[str, int]:
+def write_version(path: Path, policy: Policy, version: int, *, numerics_class: str = "") -> tuple[str, int]:
     """Write a version, atomically and durably.
 
     Returns:

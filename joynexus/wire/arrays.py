@@ -81,6 +81,9 @@ def rebuild(array: Array, buffers: Sequence[Buffer], *, offset: int = 0) -> npt.
     expected = math.prod(array.shape) * dtype.itemsize
     if buffer.nbytes != expected:
         raise WireError(f"array of shape {array.shape} needs {expected} bytes, its frame has {buffer.nbytes}")
-    view = np.frombuffer(buffer, dtype=dtype).reshape(array.shape)
+    try:
+        view = np.frombuffer(buffer, dtype=dtype).reshape(array.shape)
+    except ValueError as error:  # an empty array whose other lengths are too large for numpy
+        raise WireError(f"array of shape {array.shape} cannot be: {error}") from error
     view.flags.writeable = False
     return view

@@ -237,6 +237,11 @@ def test_dishonest_descriptor_is_refused(array: Array, sentence: str) -> None:
         rebuild(array, [b"12345678"])
 
 
+def test_empty_array_with_lengths_too_large_for_numpy_is_refused() -> None:
+    with pytest.raises(WireError, match="cannot be"):
+        rebuild(Array(dtype="<f4", shape=(0, 1 << 31, 1 << 31), frame=0), [b""])
+
+
 def test_negative_frame_cannot_reach_another_messages_buffers() -> None:
     with pytest.raises(WireError, match="does not exist"):
         rebuild(Array(dtype="|u1", shape=(1,), frame=-1), [b"a", b"b"], offset=1)

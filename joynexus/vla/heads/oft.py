@@ -61,10 +61,9 @@ class Oft(ActionModule):
         if config.width % config.heads:
             raise ValueError(f"head_config of 'oft': width {config.width} is no multiple of heads {config.heads}")
         gathered = config.queries * config.width
-        size = (
-            (config.queries * config.heads + config.width) * hidden_size
-            + (gathered + self.state_dim + config.hidden + self.chunk * self.action_dim) * config.hidden
-        )
+        size = (config.queries * config.heads + config.width) * hidden_size + (
+            gathered + self.state_dim + config.hidden + self.chunk * self.action_dim
+        ) * config.hidden
         if size > MAX_PARAMETERS:
             raise ValueError(
                 f"this head would have {size / 1e6:.0f} million parameters, and at most {MAX_PARAMETERS / 1e6:.0f} are "

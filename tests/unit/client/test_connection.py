@@ -61,6 +61,16 @@ def test_ops_are_applied_in_the_order_of_the_calls(tmp_path: Path) -> None:
     assert seqs == list(range(1, 24))
 
 
+def test_value_that_cannot_be_sent_is_refused_where_it_was_given_and_nothing_else_fails(tmp_path: Path) -> None:
+    with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
+        policy = client.policy("p")
+        before = policy.optim_step()
+        for wrong in (np.int64(3), 1 << 70, Path("x")):
+            with pytest.raises(ValueError, match="cannot be sent"):
+                client.sft(policy="p", dataset="d", steps=wrong)
+        assert (before.result(10).seq, policy.optim_step().result(10).seq) == (1, 2)
+
+
 def test_closing_gives_the_lease_back(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         with joynexus.connect(service.cluster) as client:
