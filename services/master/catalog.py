@@ -29,6 +29,7 @@ from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, EnvQueue, Task
 
 _MAX_FILES = 100_000
 _MAX_FILES_BYTES = limits.MAX_BODY_BYTES - 8 * 1024  # they travel on to the env service beside a few other fields
+_MAX_NAME = 255
 _MAX_PATH = 400
 _MAX_SIDE = 4096
 _SHOWN_INSTRUCTIONS = 100
@@ -187,6 +188,7 @@ class Catalog:
         for file in message.files:
             path = PurePosixPath(file.path)
             inside = path.parts and not path.is_absolute() and ".." not in path.parts and str(path) == file.path
+            inside = inside and all(len(part.encode()) <= _MAX_NAME for part in path.parts)
             if not inside or len(file.path) > _MAX_PATH or "\\" in file.path or "\0" in file.path:
                 raise refuse(ErrorCode.INVALID, f"'{file.path[:80]}' is not a plain relative path inside the data set")
             if file.path in seen:

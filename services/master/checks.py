@@ -23,6 +23,8 @@ from joynexus.specs import (
 from joynexus.wire import ErrorCode, JoyNexusError
 from services.master.outbox import refuse
 
+SIMULATOR_FAMILIES = ("metaworld", "maniskill", "libero", "gymnasium")
+"""First parts of task names; a job for one of them waits until an env worker that serves it is there."""
 MAX_CHUNK = 256
 MAX_BATCH = 4096
 MAX_STEPS = 10_000_000
@@ -93,6 +95,9 @@ def check_job(spec: JobSpec) -> None:
             family, _, task = spec.env.partition("/")
             if not family or not task or len(spec.env) > 200:
                 raise _invalid(f"env '{spec.env[:80]}' is not a simulator task: write <family>/<task>")
+            if family not in SIMULATOR_FAMILIES:
+                known = ", ".join(SIMULATOR_FAMILIES)
+                raise _invalid(f"there is no simulator family '{family[:80]}': use one of {known}")
         case EvaluateDatasetSpec():
             check_any_name("data set", spec.dataset)
             _range("version", spec.version, 0, 2**31)

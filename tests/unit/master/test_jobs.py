@@ -293,6 +293,14 @@ def test_a_backbone_that_no_trainer_has_is_refused_with_those_there_are(world: W
     assert refused.message == "no trainer here has backbone 'lite@999': use 'lite'"
 
 
+@pytest.mark.parametrize("env", ["foo/bar", "../../x", "metaworld"])
+def test_an_evaluation_in_no_known_simulator_is_refused_at_once(world: World, env: str) -> None:
+    world.create()
+    refused = world.refused(SubmitJob(key="k", spec=evaluation(env=env)))
+    assert refused.code is ErrorCode.INVALID
+    assert "simulator" in refused.message
+
+
 def test_an_unknown_head_is_refused_when_the_trainers_say_what_they_have(world: World) -> None:
     FakeTrainer(world, new_incarnation(), detail={"heads": "oft, groot"})
     push(world)
