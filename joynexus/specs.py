@@ -14,6 +14,7 @@ import msgspec
 from joynexus.contract import Contract, NormalizationMode, Statistics
 
 ActionTarget = Literal["absolute", "relative_to_state"]
+ModuleConfig = dict[str, int | float | str | bool]
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 
@@ -45,8 +46,10 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         backbone: name (`lite`, `tiny-qwen3vl`), hub name or directory known to the cluster.
-        head: name of the action module (`oft`).
+        head: name of the action module (`oft`, `groot`, or one that the operator installed).
         head_config: the module's own sizes, e.g. `{"width": 256}`; unknown keys are refused by the module.
+        adapter: private module between feature and head: `none` or `bottleneck`.
+        adapter_config: the adapter's own sizes, e.g. `{"width": 64}`.
         chunk: actions predicted at once.
         contract: embodiment contract.
         statistics: normalisation statistics; None only with `normalization="none"`.
@@ -59,7 +62,9 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     backbone: str
     head: str = "oft"
-    head_config: dict[str, int | float | str | bool] = {}
+    head_config: ModuleConfig = {}
+    adapter: str = "none"
+    adapter_config: ModuleConfig = {}
     chunk: int = 8
     contract: Contract
     statistics: Statistics | None = None
@@ -74,7 +79,9 @@ class SftPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     backbone: str = "lite"
     head: str = "oft"
-    head_config: dict[str, int | float | str | bool] = {}
+    head_config: ModuleConfig = {}
+    adapter: str = "none"
+    adapter_config: ModuleConfig = {}
     chunk: int = 8
     normalization: NormalizationMode = "mean_std"
     action_target: ActionTarget = "absolute"

@@ -29,6 +29,8 @@ class Register(Wire, frozen=True, kw_only=True):
         backbone, batch_key: digest and hard batch key of its backbone (trainer, inference).
         serves: simulator families (`metaworld`) and `datasets`, `sampler` (env).
         mounted: data sets found in the operator's folder (env).
+        heads: action modules that it knows (trainer, inference).
+        max_slots, slot_bytes: policies that a trainer holds in memory, and bytes that they may take; 0 means no limit.
         detail: for status: device, numerics verdict, software versions.
     """
 
@@ -41,6 +43,9 @@ class Register(Wire, frozen=True, kw_only=True):
     batch_key: str = ""
     serves: tuple[str, ...] = ()
     mounted: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    max_slots: int = 0
+    slot_bytes: int = 0
     detail: dict[str, str] = {}
 
 
@@ -100,7 +105,16 @@ class OpenSlot(Wire, frozen=True, kw_only=True):
     applied_seq: int = 0
 
 
-TrainKind = Literal["forward_backward", "optim_step", "train_step", "publish", "save_state", "load_state", "checkpoint"]
+TrainKind = Literal[
+    "forward_backward",
+    "optim_step",
+    "train_step",
+    "publish",
+    "save_state",
+    "load_state",
+    "load_weights",
+    "checkpoint",
+]
 
 
 class TrainItem(Wire, frozen=True, kw_only=True):
@@ -110,7 +124,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
         seq: the op's number; `checkpoint` is not an op and has the number of the last op before it.
         kind: `train_step` is `forward_backward` and `optim_step` in one, as jobs use it.
         samples: for inline data: the samples with array frames counted from `first_buffer`.
-        payload: or the blob that holds them (see `ForwardBackward`).
+        payload: or the blob that holds them (see `ForwardBackward`); for `load_weights`, the safetensors blob.
         dataset: or steps of a prepared data set; `dataset.dataset` is the blob digest of its encoded manifest.
         feature_scope: whose features may be shared: `tenant:<id>`, or `shared:<data set>`.
         version: for `publish`, the number to give it.
@@ -159,6 +173,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
         step: optimizer steps of the policy so far.
         busy_s: the item's share of busy time (a shared forward divided by rows).
         samples, backbone_forwards: counts for metering.
+        slot_bytes: memory that the policy takes in the trainer: parameters, gradients and moments.
         last: the group is done.
     """
 
@@ -175,6 +190,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
     busy_s: float = 0.0
     samples: int = 0
     backbone_forwards: int = 0
+    slot_bytes: int = 0
     last: bool = False
 
 
@@ -199,6 +215,8 @@ class PredictItem(Wire, frozen=True, kw_only=True):
         request: names it within the task.
         version, digest: version that is to act, and its blob.
         act: the asker's `Act`, encoded; its array frames count from `first_buffer`.
+        feature_scope: set for pictures of a data set: whose features may be shared (as in `TrainItem`), and that they
+            are worth keeping. Empty for a robot's or simulator's: they are shared within the tenant, for a while.
     """
 
     request: str
@@ -209,6 +227,7 @@ class PredictItem(Wire, frozen=True, kw_only=True):
     act: bytes
     first_buffer: int
     buffers: int
+    feature_scope: str = ""
 
 
 class PredictGroup(Wire, frozen=True, kw_only=True):

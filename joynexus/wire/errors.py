@@ -83,18 +83,23 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: one sentence: what is wrong and what to do.
         category: whose move it is.
         retry_after_ms: hint for retryable codes, else 0.
+        details: numbers for programs; of `OVERLOADED`, how full the limit is and how long the lane: `limit`, `waiting`,
+            `running`.
     """
 
     code: ErrorCode
     message: str
     category: Category
     retry_after_ms: int = 0
+    details: dict[str, float] = {}
 
 
-def failure(code: ErrorCode, message: str, *, retry_after_ms: int = 0) -> Failure:
+def failure(
+    code: ErrorCode, message: str, *, retry_after_ms: int = 0, details: dict[str, float] | None = None
+) -> Failure:
     """Make a `Failure` with the category that belongs to its code."""
     category: Category = "user" if code in _USER else "server"
-    return Failure(code=code, message=message, category=category, retry_after_ms=retry_after_ms)
+    return Failure(code=code, message=message, category=category, retry_after_ms=retry_after_ms, details=details or {})
 
 
 class JoyNexusError(Exception):

@@ -107,6 +107,8 @@ class PolicyInfo(Wire, frozen=True, kw_only=True):
         next_seq: sequence number of the next op.
         step: optimizer steps applied.
         driver: `""`, `job:<id>` or `loop`: who holds the lease.
+        home: the trainer that it lives on; empty while it has none.
+        resident: it is in that trainer's memory, not paged out.
         contract_digest: digest of the contract in `spec`.
         states: names of saved states.
     """
@@ -119,6 +121,23 @@ class PolicyInfo(Wire, frozen=True, kw_only=True):
     contract_digest: str
     versions: tuple[VersionInfo, ...] = ()
     states: tuple[str, ...] = ()
+    home: str = ""
+    resident: bool = False
+
+
+class MovePolicy(Wire, frozen=True, kw_only=True):
+    """Have a policy live on another trainer (operators only). It goes by checkpoint, between two optimizer steps.
+
+    Answer: `PolicyInfo`, once its new home is that trainer; asking again is answered alike.
+
+    Attributes:
+        tenant: whose policy; empty for the asker's own.
+        trainer: name as in `ClusterStatus`, e.g. `trainer-2`.
+    """
+
+    policy: str
+    trainer: str
+    tenant: str = ""
 
 
 class PolicyList(Wire, frozen=True, kw_only=True):
@@ -240,6 +259,20 @@ class LoadState(Wire, frozen=True, kw_only=True):
     state: str
 
 
+class LoadWeights(Wire, frozen=True, kw_only=True):
+    """Put the tenant's own weights into the action module, as if the policy had been created with them.
+
+    `weights` is the digest of an uploaded safetensors blob: a version file, or plain tensors with the module's names.
+    It is checked like a version: names, shapes, types, finite, and, if it says so, the backbone. The optimizer starts
+    anew.
+    """
+
+    policy: str
+    lease: str
+    seq: int
+    weights: str
+
+
 class Accepted(Wire, frozen=True, kw_only=True):
     """The op is durable; its `OpResult` follows, also after restarts of anything."""
 
@@ -291,11 +324,17 @@ class CancelJob(Wire, frozen=True, kw_only=True):
     job: str
 
 
+class ResumeJob(Wire, frozen=True, kw_only=True):
+    """Have a parked job go on where it stopped. Answer: `JobInfo`; `CONFLICT` if it is not parked."""
+
+    job: str
+
+
 class ListJobs(Wire, frozen=True, kw_only=True):
     """All jobs of the tenant, newest first. Answer: `JobList`."""
 
 
-JobState = Literal["waiting", "running", "publishing", "succeeded", "failed", "cancelled"]
+JobState = Literal["waiting", "running", "publishing", "parked", "succeeded", "failed", "cancelled"]
 
 
 class EpisodeResult(Wire, frozen=True, kw_only=True):
@@ -415,6 +454,8 @@ class Act(Wire, frozen=True, kw_only=True):
         images: one [R, H, W, 3] uint8 array per camera, in the contract's order.
         instructions: R task texts.
         contract: digest of the asker's contract, checked against the policy's if set.
+        seeds: one a row, for heads that draw (flow matching): the same seed draws the same noise whatever else is in
+            the group; empty means 0 for each row. A rollout derives it from (episode seed, step).
     """
 
     policy: str
@@ -423,6 +464,7 @@ class Act(Wire, frozen=True, kw_only=True):
     images: tuple[Array, ...]
     instructions: tuple[str, ...]
     contract: str = ""
+    seeds: tuple[int, ...] = ()
 
 
 class Actions(Wire, frozen=True, kw_only=True):
@@ -532,12 +574,24 @@ class RoleStatus(Wire, frozen=True, kw_only=True):
 
 
 class LaneStatus(Wire, frozen=True, kw_only=True):
-    """One tenant's lane in one queue."""
+    """One tenant's lane in one queue.
+
+    Attributes:
+        queue: `training`, `inference` or `env`.
+        waiting, running: pieces of work that wait, and that are with a worker.
+        weight, priority: as the operator set them.
+        used_s: device seconds charged to it in this queue since the master started.
+        oldest_s: how long its oldest piece has waited.
+    """
 
     queue: str
     tenant: str
     waiting: int
     running: int
+    weight: float = 1.0
+    priority: int = 0
+    used_s: float = 0.0
+    oldest_s: float = 0.0
 
 
 class ClusterStatus(Wire, frozen=True, kw_only=True):

@@ -1,0 +1,103 @@
+"""What an operator allows each tenant: its share, its place in line, its limits.
+
+In: a JSON file in the folder of keys, written by `joynexus admin limits`. Out: `TenantLimits` by tenant. Never: a
+change that needs a restart: the master looks at the file now and then. A tenant that is not in the file has the
+defaults.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from joynexus.keys import write_private
+
+PRIORITIES = range(-10, 11)
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits of one tenant; None takes the service's own default.
+
+    Attributes:
+        weight: share of device time relative to others' while both have work.
+        priority: a lane with a higher priority goes first whenever it has work; lanes of one priority share by weight.
+        max_inflight_ops: ops of one policy that may wait unanswered.
+        max_waiting_acts, max_act_bytes: requests to act that may wait, and bytes of those under way.
+        quota_bytes: blobs kept.
+        max_policies: policies.
+    """
+
+    weight: float = 1.0
+    priority: int = 0
+    max_inflight_ops: int | None = None
+    max_waiting_acts: int | None = None
+    max_act_bytes: int | None = None
+    quota_bytes: int | None = None
+    max_policies: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse, with a ValueError, what cannot be meant (raised as `msgspec.ValidationError` when decoding)."""
+        if not (math.isfinite(self.weight) and 0 < self.weight <= 1e6):
+            raise ValueError(f"weight must lie between 0 and 1e6, not {self.weight}")
+        if self.priority not in PRIORITIES:
+            raise ValueError(f"priority must lie between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {self.priority}")
+        for field in ("max_inflight_ops", "max_waiting_acts", "max_act_bytes", "quota_bytes", "max_policies"):
+            value = getattr(self, field)
+            if value is not None and value < 0:
+                raise ValueError(f"{field} cannot be negative: {value}")
+
+
+class TenantLimitsFile:
+    """`limits.json` in the folder of keys; replaced as a whole, read again when it changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+
+    def changed(self) -> dict[str, TenantLimits] | None:
+        """Return all limits if the file is not the one that was returned last, else None; costs one `stat`.
+
+        Raises:
+            ValueError: if the file is damaged (once for each state of the file; the limits before it stay in force).
+        """
+        try:
+            status = os.stat(self._path)
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            stamp = (0, 0, 0)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        return self.load()
+
+    def load(self) -> dict[str, TenantLimits]:
+        """Return the limits of all tenants that have some; ValueError if the file is damaged."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, TenantLimits])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ValueError(f"the tenants' limits in {self._path} cannot be read ({error}): restore it") from error
+
+    def change(self, tenant: str, fields: Mapping[str, float | int | None]) -> TenantLimits:
+        """Change some of a tenant's limits and return them all.
+
+        Raises:
+            ValueError: if a field is unknown or a value out of range; nothing is changed then.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # The lock is a file of its own: the limits themselves are another file after each change.
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            every = self.load()
+            try:
+                every[tenant] = msgspec.structs.replace(every.get(tenant, TenantLimits()), **fields)
+            except TypeError as error:
+                raise ValueError(f"these are no limits: {error}") from error
+            write_private(self._path, msgspec.json.format(msgspec.json.encode(every), indent=2) + b"\n")
+        return every[tenant]
