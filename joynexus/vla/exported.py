@@ -64,6 +64,8 @@ class ExportedPolicy:
         images: Sequence[npt.NDArray[np.uint8]] | Mapping[str, npt.NDArray[np.uint8]],
         instruction: str,
         state: npt.ArrayLike,
+        *,
+        seed: int = 0,
     ) -> npt.NDArray[np.float32]:
         """Predict one chunk.
 
@@ -71,6 +73,7 @@ class ExportedPolicy:
             images: uint8 [H, W, 3], in the contract's camera order or by camera name.
             instruction: task text.
             state: [S], raw units.
+            seed: for heads that draw; the same seed draws the same noise, here and in the service.
 
         Returns:
             float32 [chunk, A], raw units, within the contract's limits.
@@ -90,7 +93,8 @@ class ExportedPolicy:
         from joynexus.vla.feature import Observation
 
         features = self._backbone.forward([Observation(tuple(images), instruction)])
-        chunk: npt.NDArray[np.float32] = self._policy.act(features, np.asarray(state, dtype=np.float32)[None])[0]
+        states = np.asarray(state, dtype=np.float32)[None]
+        chunk: npt.NDArray[np.float32] = self._policy.act(features, states, seeds=[seed])[0]
         return chunk
 
 

@@ -81,33 +81,53 @@ class VLAFeature:
         return cls(layers=layers, token_type=token_type, backbone=backbone)
 
 
+@dataclass(frozen=True)
+class PaddedFeature:
+    """Features of several samples as rectangles, for an action module.
+
+    Attributes:
+        layers: hidden states by layer, each [B, L, H], zero where there is no token; -1 is the last one.
+        mask: bool [B, L], True where there is a token.
+    """
+
+    layers: dict[int, Tensor]
+    mask: Tensor
+
+    @property
+    def last(self) -> Tensor:
+        """Last hidden state, [B, L, H]."""
+        return self.layers[LAST]
+
+
 def pad_features(
-    features: Sequence[VLAFeature], layer: int = LAST, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor]:
-    """Pad one layer of several samples to the longest of them.
+    features: Sequence[VLAFeature], layers: Sequence[int] = (LAST,), device: torch.device | str | None = None
+) -> PaddedFeature:
+    """Pad several samples to the longest of them.
 
     Args:
         features: at least one sample.
-        layer: which hidden states.
+        layers: which hidden states; at least one.
         device: where the result goes; None: where the first feature is.
 
-    Returns:
-        tokens [B, L, H], zero where there is no token, and mask [B, L], True where there is one.
-
     Raises:
-        ValueError: if there is no sample or a sample lacks the layer.
+        ValueError: if there is no sample or a sample lacks a layer.
     """
     if not features:
         raise ValueError("there is no feature to pad: give at least one sample")
-    missing = next((f for f in features if layer not in f.layers), None)
-    if missing is not None:
-        raise ValueError(f"a feature has no layer {layer}, only {sorted(missing.layers)}: ask the backbone for it")
+    for feature in features:
+        missing = sorted(set(layers) - feature.layers.keys())
+        if missing:
+            raise ValueError(
+                f"a feature has no layers {missing}, only {sorted(feature.layers)}: ask the backbone for them"
+            )
     lengths = torch.tensor([f.length for f in features])
-    place = device or features[0].layers[layer].device
-    hidden = [f.layers[layer].to(place) for f in features]
-    if len({f.length for f in features}) == 1:  # the usual case: one copy in place of one a sample
-        tokens = torch.stack(hidden)
-    else:
-        tokens = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True)
+    place = torch.device(device or features[0].token_type.device)
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    return tokens, mask.to(place)
+    return PaddedFeature({layer: _stack(features, layer, place) for layer in layers}, mask.to(place))
+
+
+def _stack(features: Sequence[VLAFeature], layer: int, device: torch.device) -> Tensor:
+    hidden = [f.layers[layer].to(device) for f in features]
+    if len({len(h) for h in hidden}) == 1:  # the usual case: one copy in place of one a sample
+        return torch.stack(hidden)
+    return torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True)

@@ -79,13 +79,13 @@ class Learner:
         policy.module.train()
 
     def forward_backward(
-        self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array
+        self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array, *, draw: int = 0
     ) -> LossMetrics:
         """Add the gradient of one op's mean loss; see `Policy.loss` for shapes and errors.
 
         A loss that is not finite adds nothing and vetoes the coming step.
         """
-        loss = self.policy.loss(features, state, action, action_mask)
+        loss = self.policy.loss(features, state, action, action_mask, draw=draw)
         value = float(loss.detach())
         vetoed = not math.isfinite(value)
         if vetoed:

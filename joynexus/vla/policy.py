@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from joynexus.specs import PolicySpec
-from joynexus.vla.feature import VLAFeature, pad_features
+from joynexus.vla.feature import PaddedFeature, VLAFeature, pad_features
 from joynexus.vla.heads import build_head
+from joynexus.vla.noise import Noise, derived_seed
 from joynexus.vla.normalize import Normalizer
 
 Array = npt.NDArray[np.generic] | Tensor
@@ -60,7 +61,20 @@ class Policy:
         self.module = build_head(spec, hidden_size).to(self.device)
         self.normalizer = Normalizer.from_spec(spec).to(self.device)
 
-    def loss(self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array) -> Tensor:
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Hidden states that the features must hold."""
+        return self.module.layers
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that training takes: parameters, gradients, two moments, and buffers."""
+        trained = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        return 4 * trained + sum(b.numel() * b.element_size() for b in self.module.buffers())
+
+    def loss(
+        self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array, *, draw: int = 0
+    ) -> Tensor:
         """Compute the head's loss on one op's samples.
 
         Args:
@@ -68,6 +82,7 @@ class Policy:
             state: raw [B, S].
             action: raw [B, chunk, A].
             action_mask: bool [B, chunk], False behind an episode's end.
+            draw: which draws a head that needs noise makes, e.g. the op's number; the same again draws the same.
 
         Returns:
             a scalar with gradients.
@@ -76,7 +91,7 @@ class Policy:
             ValueError: if a shape does not fit, nothing is valid, or features come from another backbone.
         """
         chunk, action_dim = self.spec.chunk, self.spec.contract.action_dim
-        tokens, mask, states = self._inputs(features, state)
+        padded, states = self._inputs(features, state)
         actions = self._numbers("action", action, (len(features), chunk, action_dim))
         valid = torch.as_tensor(np.array(action_mask), device=self.device).bool()
         if valid.shape != (len(features), chunk):
@@ -85,14 +100,18 @@ class Policy:
             raise ValueError("action_mask is False everywhere: there is no action to learn from")
         target = self.normalizer.normalize_action(actions)
         origin = self._origin(state)
-        return self.module.loss(tokens, mask, states, target if origin is None else target - origin, valid)
+        noise = self._noise("train", [(draw, row) for row in range(len(features))])
+        return self.module.loss(padded, states, target if origin is None else target - origin, valid, noise)
 
-    def act(self, features: Sequence[VLAFeature], state: Array) -> npt.NDArray[np.float32]:
+    def act(
+        self, features: Sequence[VLAFeature], state: Array, *, seeds: Sequence[int] | None = None
+    ) -> npt.NDArray[np.float32]:
         """Predict chunks for one request's samples.
 
         Args:
             features: B features of this policy's backbone.
             state: raw [B, S].
+            seeds: one a row, for heads that draw; None is 0 for each. A row's draws depend on its seed alone.
 
         Returns:
             float32 [B, chunk, A] in raw units, within the contract's limits.
@@ -100,19 +119,23 @@ class Policy:
         Raises:
             ValueError: if a shape does not fit, a state is not finite, or features come from another backbone.
         """
-        tokens, mask, states = self._inputs(features, state)
+        padded, states = self._inputs(features, state)
+        seeds = [0] * len(features) if seeds is None else seeds
+        if len(seeds) != len(features):
+            raise ValueError(f"{len(seeds)} seeds came for {len(features)} rows: give one a row, or none")
+        noise = self._noise("act", [(seed,) for seed in seeds])
         training = self.module.training
         self.module.eval()
         try:
             with torch.inference_mode():
-                predicted, origin = self.module(tokens, mask, states), self._origin(state)
+                predicted, origin = self.module(padded, states, noise), self._origin(state)
                 actions = self.normalizer.unnormalize_action(predicted if origin is None else predicted + origin)
         finally:
             self.module.train(training)
         result: npt.NDArray[np.float32] = actions.float().cpu().numpy()
         return result
 
-    def _inputs(self, features: Sequence[VLAFeature], state: Array) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, features: Sequence[VLAFeature], state: Array) -> tuple[PaddedFeature, Tensor]:
         """Pad to this op's own longest sample, whoever else shared the forward."""
         states = self._numbers("state", state, (len(features), self.spec.contract.state_dim))
         if not torch.isfinite(states).all():
@@ -122,8 +145,11 @@ class Policy:
             raise ValueError(
                 f"the features come from backbone {foreign}, but this policy was made for {self.backbone_digest}"
             )
-        tokens, mask = pad_features(features, device=self.device)
-        return tokens, mask, self.normalizer.normalize_state(states)
+        padded = pad_features(features, self.layers, device=self.device)
+        return padded, self.normalizer.normalize_state(states)
+
+    def _noise(self, use: str, rows: Sequence[tuple[int, ...]]) -> Noise:
+        return Noise([derived_seed(self.spec.seed, use, *row) for row in rows], device=self.device)
 
     def _origin(self, state: Array) -> Tensor | None:
         """Return where predictions are counted from, [B, 1, A] in normalised actions; None for their own zero."""

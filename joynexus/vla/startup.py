@@ -13,7 +13,7 @@ import torch
 
 from joynexus.vla.backbones import load_backbone
 from joynexus.vla.backbones.base import Backbone
-from joynexus.vla.heads import HEADS
+from joynexus.vla.heads import known_heads
 from joynexus.vla.numerics import probe
 
 
@@ -39,6 +39,6 @@ def bring_up(
         "dtype": dtype,
         "numerics": ("exact: " if verdict.exact else "not exact: ") + verdict.detail,
         "numerics_class": verdict.numerics_class,
-        "heads": ", ".join(sorted(HEADS)),
+        "heads": ", ".join(known_heads()),
         "torch": str(torch.__version__),  # a subclass of str, which the wire would not take
     }

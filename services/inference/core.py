@@ -50,6 +50,7 @@ class _Request:
     item: PredictItem
     served: Served
     state: npt.NDArray[np.float32]
+    seeds: Sequence[int] | None
     need: Need
     busy_s: float = 0.0
 
@@ -112,7 +113,7 @@ class PredictEngine:
         elapsed = self._clock.start()
         try:
             served = self._shelf.get(item.tenant, item.policy, item.version, item.digest)
-            state, seen = _read(item, buffers, served)
+            state, seeds, seen = _read(item, buffers, served)
             keys = [self._forward.key(f"tenant:{item.tenant}", observation) for observation in seen]
             need = self._forward.look_up(keys, seen.__getitem__)
         except JoyNexusError as error:
@@ -122,7 +123,7 @@ class PredictEngine:
         except Exception:  # a fault of ours over one request must not take the other tenants down
             refused = _note_fault(item)
         else:
-            return _Request(item, served, state, need, elapsed())
+            return _Request(item, served, state, seeds, need, elapsed())
         return Predicted(request=item.request, version=item.version, error=refused, busy_s=elapsed())
 
     def _act(self, request: _Request, packer: ArrayPacker) -> Predicted:
@@ -135,7 +136,7 @@ class PredictEngine:
             backbone_forwards=request.need.forwards,
         )
         try:
-            actions = request.served.policy.act(request.need.features(), request.state)
+            actions = request.served.policy.act(request.need.features(), request.state, seeds=request.seeds)
             if not np.isfinite(actions).all():
                 sentence = "the policy's actions are not finite: use an earlier version"
                 raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
@@ -158,8 +159,8 @@ def _note_fault(item: PredictItem) -> Failure:
 
 def _read(
     item: PredictItem, buffers: Sequence[Buffer], served: Served
-) -> tuple[npt.NDArray[np.float32], list[Observation]]:
-    """Decode a request and check it against the policy's contract.
+) -> tuple[npt.NDArray[np.float32], Sequence[int] | None, list[Observation]]:
+    """Decode a request into states, seeds and observations, and check it against the policy's contract.
 
     Raises:
         JoyNexusError: one sentence, naming expected and got.
@@ -182,4 +183,7 @@ def _read(
         sentence = f"a request has at most {limits.MAX_ACT_ROWS} rows, this one has {len(state)}: split it"
         raise JoyNexusError(failure(ErrorCode.TOO_LARGE, sentence))
     rows = inputs.check_state(contract, state)
-    return state, inputs.observations(contract, rows, images, act.instructions)
+    if act.seeds and len(act.seeds) != rows:
+        sentence = f"{len(act.seeds)} seeds came for {rows} rows: give one a row, or none"
+        raise JoyNexusError(failure(ErrorCode.INVALID, sentence))
+    return state, act.seeds or None, inputs.observations(contract, rows, images, act.instructions)

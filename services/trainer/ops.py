@@ -52,7 +52,7 @@ class Ops:
     def train(self, slot: Slot, item: TrainItem, batch: TrainBatch, features: list[VLAFeature]) -> TrainDone:
         """Do an op that trains on samples; errors as `do`."""
         work = slot.train_step if item.kind == "train_step" else slot.forward_backward
-        return make_done(slot, item, work(batch, features), samples=len(features))
+        return make_done(slot, item, work(batch, features, item.seq), samples=len(features))
 
     def _publish(self, slot: Slot, item: TrainItem) -> TrainDone:
         slot.check_finite()

@@ -120,13 +120,13 @@ class Slot:
 
     # The ops
 
-    def forward_backward(self, batch: TrainBatch, features: list[VLAFeature]) -> dict[str, float]:
-        """Add the gradients of a batch; return `loss` and `samples`.
+    def forward_backward(self, batch: TrainBatch, features: list[VLAFeature], seq: int) -> dict[str, float]:
+        """Add the gradients of a batch; return `loss` and `samples`. The op's number decides what its head draws.
 
         Raises:
             JoyNexusError: `NON_FINITE`; no gradient was added, and the optimizer step to come is vetoed too.
         """
-        metrics = self._learner.forward_backward(features, batch.state, batch.action, batch.action_mask)
+        metrics = self._learner.forward_backward(features, batch.state, batch.action, batch.action_mask, draw=seq)
         if metrics["vetoed"]:
             raise refused(
                 ErrorCode.NON_FINITE,
@@ -154,7 +154,7 @@ class Slot:
             )
         return {"grad_norm": metrics["grad_norm"], "lr": metrics["lr"], "step": float(metrics["step"])}
 
-    def train_step(self, batch: TrainBatch, features: list[VLAFeature]) -> dict[str, float]:
+    def train_step(self, batch: TrainBatch, features: list[VLAFeature], seq: int) -> dict[str, float]:
         """Do both in one; return the metrics of both. Gradients that a tenant's loop left behind do not enter it.
 
         Raises:
@@ -162,7 +162,7 @@ class Slot:
         """
         self._learner.discard()
         try:
-            metrics = self.forward_backward(batch, features)
+            metrics = self.forward_backward(batch, features, seq)
         except JoyNexusError:
             self._learner.optim_step()  # vetoed: it only clears what the failed half left
             raise

@@ -9,9 +9,14 @@ from joynexus.specs import PolicySpec
 from joynexus.vla.heads.base import ActionModule
 from joynexus.vla.heads.oft import Oft
 
-__all__ = ["HEADS", "ActionModule", "build_head"]
+__all__ = ["ActionModule", "build_head", "known_heads"]
 
-HEADS: dict[str, type[ActionModule]] = {"oft": Oft}
+_HEADS: dict[str, type[ActionModule]] = {"oft": Oft}
+
+
+def known_heads() -> tuple[str, ...]:
+    """Return the names of all action modules that can be built here."""
+    return tuple(sorted(_HEADS))
 
 
 def build_head(spec: PolicySpec, hidden_size: int) -> ActionModule:
@@ -20,7 +25,7 @@ def build_head(spec: PolicySpec, hidden_size: int) -> ActionModule:
     Raises:
         ValueError: if there is no such head, or its configuration is not valid.
     """
-    kind = HEADS.get(spec.head)
+    kind = _HEADS.get(spec.head)
     if kind is None:
-        raise ValueError(f"there is no head '{spec.head}'; known heads are: {', '.join(sorted(HEADS))}")
+        raise ValueError(f"there is no head '{spec.head}'; known heads are: {', '.join(known_heads())}")
     return kind.from_spec(spec, hidden_size)

@@ -1,7 +1,8 @@
 """The action module: what turns a feature and a state into a chunk of actions.
 
-In: features of a frozen backbone, padded with a mask, and a normalised state. Out: normalised actions and a loss.
-Never: raw units (that is `normalize`), another policy's rows, or the global random generator.
+In: features of a frozen backbone, padded with a mask, a normalised state, and noise by row. Out: normalised actions and
+a loss. Never: raw units (that is `normalize`), another policy's rows, or a random generator of its own (initial weights
+come from `spec.seed`, everything else from `Noise`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from joynexus.specs import PolicySpec
+from joynexus.vla.feature import LAST, PaddedFeature
+from joynexus.vla.noise import Noise
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 
@@ -22,7 +25,12 @@ class ActionModule(nn.Module, ABC):
     """Base of all action modules.
 
     Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
+
+    Attributes:
+        layers: hidden states that it reads; -1 is the last one.
     """
+
+    layers: tuple[int, ...] = (LAST,)
 
     def __init__(self, *, hidden_size: int, state_dim: int, action_dim: int, chunk: int) -> None:
         super().__init__()
@@ -41,11 +49,11 @@ class ActionModule(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, tokens: Tensor, mask: Tensor, state: Tensor) -> Tensor:
-        """Predict normalised actions [B, chunk, A] from tokens [B, L, H], mask bool [B, L] and state [B, S]."""
+    def forward(self, feature: PaddedFeature, state: Tensor, noise: Noise) -> Tensor:
+        """Predict normalised actions [B, chunk, A] from a feature of B samples and state [B, S]."""
 
     @abstractmethod
-    def loss(self, tokens: Tensor, mask: Tensor, state: Tensor, action: Tensor, action_mask: Tensor) -> Tensor:
+    def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the scalar loss against normalised actions [B, chunk, A] where action_mask bool [B, chunk] is True."""
 
 

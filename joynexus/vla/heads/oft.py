@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.specs import PolicySpec
+from joynexus.vla.feature import PaddedFeature
 from joynexus.vla.heads.base import ActionModule, linear, read_config
+from joynexus.vla.noise import Noise
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -90,17 +92,17 @@ class Oft(ActionModule):
         """Build the head; see `ActionModule.from_spec`."""
         return cls(spec, hidden_size, read_config(spec, OftConfig))
 
-    def forward(self, tokens: Tensor, mask: Tensor, state: Tensor) -> Tensor:
+    def forward(self, feature: PaddedFeature, state: Tensor, noise: Noise) -> Tensor:
         """Predict a chunk; see `ActionModule.forward`."""
-        gathered = self._gather(tokens.float(), mask)
+        gathered = self._gather(feature.last.float(), feature.mask)
         hidden = self.from_state(state) + self.gate * self.from_feature(gathered)
         hidden = functional.relu(self.middle(functional.relu(hidden)))
         chunk: Tensor = self.out(hidden)
         return chunk.view(-1, self.chunk, self.action_dim)
 
-    def loss(self, tokens: Tensor, mask: Tensor, state: Tensor, action: Tensor, action_mask: Tensor) -> Tensor:
+    def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the mean absolute error over valid steps and dimensions."""
-        error = (self(tokens, mask, state) - action).abs()
+        error = (self(feature, state, noise) - action).abs()
         valid = action_mask.to(error.dtype)
         total: Tensor = (error * valid[..., None]).sum()
         return total / (valid.sum().clamp(min=1.0) * self.action_dim)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from joynexus.contract import NormalizationMode, Statistics
 from joynexus.specs import OptimizerSpec, PolicySpec
-from joynexus.vla.feature import VLAFeature, pad_features
+from joynexus.vla.feature import PaddedFeature, VLAFeature, pad_features
 from joynexus.vla.learner import Learner, learning_rate
+from joynexus.vla.noise import Noise
 from joynexus.vla.normalize import Normalizer
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version, write_version
@@ -149,11 +150,11 @@ def test_a_head_too_large_for_a_shared_trainer_is_refused() -> None:
 def test_padding_changes_nothing_but_rounding() -> None:
     made, data = policy(), batch(1)
     state = torch.zeros(1, STATE)
-    tokens, mask = pad_features(data.features[:1])
-    padded = torch.cat([tokens, torch.full((1, 4, HIDDEN), 1e6)], dim=1)
-    longer = torch.cat([mask, torch.zeros(1, 4, dtype=torch.bool)], dim=1)
+    short = pad_features(data.features[:1])
+    tokens = torch.cat([short.last, torch.full((1, 4, HIDDEN), 1e6)], dim=1)
+    longer = PaddedFeature({-1: tokens}, torch.cat([short.mask, torch.zeros(1, 4, dtype=torch.bool)], dim=1))
     with torch.no_grad():
-        torch.testing.assert_close(made.module(padded, longer, state), made.module(tokens, mask, state))
+        torch.testing.assert_close(made.module(longer, state, Noise([0])), made.module(short, state, Noise([0])))
 
 
 def test_the_feature_matters_to_the_action() -> None:
