@@ -1,7 +1,7 @@
 """Ask the policy of a task for actions, through the master.
 
-In: rows of states, pictures and texts. Out: chunks of actions. Never: a version or a tenant named by the asker: the
-master takes them from the task.
+In: rows of states, pictures, texts and seeds. Out: chunks of actions. Never: a version or a tenant named by the asker:
+the master takes them from the task.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Asker:
         states: npt.NDArray[np.float32],
         images: Sequence[npt.NDArray[np.uint8]],
         instructions: Sequence[str],
+        seeds: Sequence[int],
     ) -> npt.NDArray[np.float32]:
         """Ask for R rows, in one message if they fit.
 
@@ -58,6 +59,7 @@ class Asker:
             states: [R, S] float32, raw units.
             images: one [R, H, W, 3] uint8 array a camera, in the contract's order.
             instructions: R task texts.
+            seeds: R seeds, for policies that draw; the same seed draws the same.
 
         Returns:
             [R, chunk, A] float32, raw units.
@@ -68,7 +70,10 @@ class Asker:
         row_bytes = max((image[0].nbytes for image in images if len(image)), default=1)
         rows = max(1, min(limits.MAX_ACT_ROWS, limits.MAX_CONTROL_FRAME_BYTES // row_bytes))
         parts = [slice(start, start + rows) for start in range(0, len(states), rows)]
-        answers = [self._ask(states[part], [image[part] for image in images], instructions[part]) for part in parts]
+        answers = [
+            self._ask(states[part], [image[part] for image in images], instructions[part], seeds[part])
+            for part in parts
+        ]
         return np.concatenate(answers)
 
     def _ask(
@@ -76,6 +81,7 @@ class Asker:
         states: npt.NDArray[np.float32],
         images: Sequence[npt.NDArray[np.uint8]],
         instructions: Sequence[str],
+        seeds: Sequence[int],
     ) -> npt.NDArray[np.float32]:
         """Ask for rows that fit into one message."""
         packer = ArrayPacker()
@@ -84,6 +90,7 @@ class Asker:
             state=packer.add(states),
             images=tuple(packer.add(image) for image in images),
             instructions=tuple(instructions),
+            seeds=tuple(seeds),
         )
         message = WorkerAct(task=self._task, attempt=self._attempt, act=msgspec.msgpack.encode(act))
         until = time.monotonic() + _PATIENCE_S

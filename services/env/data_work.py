@@ -24,6 +24,7 @@ import numpy as np
 from common.prepared import PreparedDataset, training_indices
 from joynexus.contract import first_difference
 from joynexus.datasets import DatasetManifest, Fault
+from joynexus.seeds import derived_seed
 from joynexus.specs import NAME_PATTERN
 from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import (
@@ -170,7 +171,8 @@ class DataWork:
             recorded = data.batch(part, spec.chunk)
             pictures = [data.images(int(step)) for step in part]
             images = [np.stack(views) for views in zip(*pictures, strict=True)]
-            errors.add(recorded, ask(recorded.state, images, recorded.instructions))
+            draws = [derived_seed("recorded", int(step)) for step in part]
+            errors.add(recorded, ask(recorded.state, images, recorded.instructions, draws))
         return ActionError(version=message.version, **errors.result()._asdict())
 
     def _manifest(self, digest: str) -> DatasetManifest:

@@ -141,7 +141,8 @@ class RolloutWork:
                 self._alive(message.task)
                 states = np.stack([question.observation.state for question in questions])
                 views = zip(*(question.observation.images for question in questions), strict=True)
-                return ask(states, [np.stack(view) for view in views], [instruction] * len(questions))
+                draws = [question.draw for question in questions]
+                return ask(states, [np.stack(view) for view in views], [instruction] * len(questions), draws)
 
             results = run_episodes(
                 pool,

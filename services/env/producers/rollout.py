@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from joynexus.seeds import derived_seed
 from services.env.simulators.interface import Picture, SimObservation, StepResult
 from services.env.simulators.pool import Lost
 
@@ -51,6 +52,11 @@ class Question(NamedTuple):
     seed: int
     step: int
     observation: SimObservation
+
+    @property
+    def draw(self) -> int:
+        """Seed of what the policy draws for this row: the same whenever and with whomever the episode runs."""
+        return derived_seed("rollout", self.seed, self.step)
 
 
 class EpisodeResult(NamedTuple):

@@ -52,11 +52,12 @@ ANSWER = Actions(version=1, actions=ArrayPacker().add(np.zeros((2, 4, 1), np.flo
 
 def test_rows_travel_whole_and_actions_come_back() -> None:
     master = Master(ANSWER)
-    actions = master.asker()(STATES, IMAGES, ["lift", "push"])
+    actions = master.asker()(STATES, IMAGES, ["lift", "push"], [8, 9])
     assert actions.tolist() == np.full((2, 4, 1), 7.0).tolist()
     message, buffers = master.asked[0]
     act = msgspec.msgpack.decode(message.act, type=Act)
     assert (message.task, message.attempt, act.instructions) == ("task", 2, ("lift", "push"))
+    assert act.seeds == (8, 9)
     assert np.array_equal(rebuild(act.state, buffers), STATES)
     assert np.array_equal(rebuild(act.images[0], buffers), IMAGES[0])
 
@@ -66,18 +67,18 @@ def test_pictures_too_large_for_one_message_go_in_several() -> None:
     with pytest.raises(
         JoyNexusError, match="1 rows got actions of"
     ):  # this master answers two rows whatever it is asked
-        Master(ANSWER).asker()(STATES, [pictures], ["a", "b"])
+        Master(ANSWER).asker()(STATES, [pictures], ["a", "b"], [0, 1])
     master = Master(ANSWER, ANSWER)
     master.rows = 1
-    assert master.asker()(STATES, [pictures], ["a", "b"]).shape == (2, 4, 1)
+    assert master.asker()(STATES, [pictures], ["a", "b"], [0, 1]).shape == (2, 4, 1)
     asked = [msgspec.msgpack.decode(message.act, type=Act) for message, _ in master.asked]
-    assert [act.instructions for act in asked] == [("a",), ("b",)]
+    assert [(act.instructions, act.seeds) for act in asked] == [(("a",), (0,)), (("b",), (1,))]
 
 
 def test_it_is_asked_again_while_nobody_can_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_PAUSE_S", 0.0)
     master = Master(error(ErrorCode.UNAVAILABLE), error(ErrorCode.DEADLINE), error(ErrorCode.OVERLOADED), ANSWER)
-    assert len(master.asker()(STATES, IMAGES, ["a", "b"])) == 2
+    assert len(master.asker()(STATES, IMAGES, ["a", "b"], [0, 1])) == 2
     assert len({message.act for message, _ in master.asked}) == 1
     assert master.alive == len(master.asked) == 4
 
@@ -85,19 +86,19 @@ def test_it_is_asked_again_while_nobody_can_answer(monkeypatch: pytest.MonkeyPat
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_PATIENCE_S", -1.0)
     with pytest.raises(JoyNexusError, match="because"):
-        Master(error(ErrorCode.UNAVAILABLE)).asker()(STATES, IMAGES, ["a", "b"])
+        Master(error(ErrorCode.UNAVAILABLE)).asker()(STATES, IMAGES, ["a", "b"], [0, 1])
 
 
 @pytest.mark.parametrize("code", [ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.INVALID])
 def test_what_will_not_change_is_raised_at_once(code: ErrorCode) -> None:
     master = Master(error(code))
     with pytest.raises(JoyNexusError, match="because"):
-        master.asker()(STATES, IMAGES, ["a", "b"])
+        master.asker()(STATES, IMAGES, ["a", "b"], [0, 1])
     assert len(master.asked) == 1
 
 
 def test_an_answer_that_does_not_fit_is_refused() -> None:
     with pytest.raises(JoyNexusError, match="with something else"):
-        Master(Pong()).asker()(STATES, IMAGES, ["a", "b"])
+        Master(Pong()).asker()(STATES, IMAGES, ["a", "b"], [0, 1])
     with pytest.raises(JoyNexusError, match="3 rows got actions of"):
-        Master(ANSWER).asker()(np.zeros((3, 3), np.float32), [], ["a"] * 3)
+        Master(ANSWER).asker()(np.zeros((3, 3), np.float32), [], ["a"] * 3, [0] * 3)

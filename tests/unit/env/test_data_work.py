@@ -202,7 +202,8 @@ def test_a_policy_that_repeats_the_recordings_has_no_error(tmp_path: Path, blobs
     data = PreparedDataset(manifest, blobs.fetch)
     recorded = data.batch(data.sample_range([2]), CHUNK)
 
-    def ask(states: np.ndarray, images: list[np.ndarray], instructions: list[str]) -> np.ndarray:
+    def ask(states: np.ndarray, images: list[np.ndarray], instructions: list[str], seeds: list[int]) -> np.ndarray:
+        assert len(set(seeds)) == len(states)
         assert [image.shape for image in images] == [(len(states), sets.SIDE, sets.SIDE, 3)]
         assert set(instructions) == {"task 0"}
         rows = [int(np.flatnonzero((recorded.state == state).all(1))[0]) for state in states]

@@ -65,6 +65,22 @@ def test_results_depend_on_neither_rows_nor_losses(rows: int, losses: dict[int, 
     assert run_episodes(pool, act, SEEDS, episode_limit=30) == EXPECTED
 
 
+def test_draws_depend_on_episode_and_step_alone() -> None:
+    def draws(pool: FakePool, seeds: list[int]) -> dict[tuple[int, int], int]:
+        asked: dict[tuple[int, int], int] = {}
+
+        def remember(questions: list[Question]) -> Actions:
+            asked.update({(q.seed, q.step): q.draw for q in questions})
+            return act(questions)
+
+        run_episodes(pool, remember, seeds, episode_limit=30)
+        return asked
+
+    alone = draws(FakePool(1), SEEDS)
+    assert draws(FakePool(4, {3: 2}), SEEDS[::-1]) == alone
+    assert len(set(alone.values())) == len(alone)
+
+
 def test_results_come_in_the_order_of_the_seeds_and_say_how_it_went() -> None:
     assert [r.seed for r in EXPECTED] == SEEDS
     fast, failed = EXPECTED[0], EXPECTED[1]
