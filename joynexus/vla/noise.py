@@ -1,6 +1,6 @@
 """Noise by row: what an action module draws, from seeds alone.
 
-In: one seed a row. Out: draws in which each row depends on its own seed and on the shapes asked for before, on nothing
+In: one seed a row (`joynexus.seeds`). Out: draws in which each row depends on its own seed and on the shapes asked for before, on nothing
 else. Never: the global generator, or a row that draws otherwise because of the rows beside it.
 """
 
@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import blake3
-import msgspec
 import torch
 from torch import Tensor
-
-
-def derived_seed(*parts: int | str) -> int:
-    """Mix parts into a seed from 0 to 2**63 - 1; other parts, or the same in another order, give another one."""
-    digest: bytes = blake3.blake3(msgspec.msgpack.encode(parts)).digest(8)
-    return int.from_bytes(digest, "little") >> 1
 
 
 class Noise:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from joynexus.seeds import derived_seed
 from joynexus.specs import PolicySpec
 from joynexus.vla.feature import PaddedFeature, VLAFeature, pad_features
 from joynexus.vla.heads import build_head
-from joynexus.vla.noise import Noise, derived_seed
+from joynexus.vla.noise import Noise
 from joynexus.vla.normalize import Normalizer
 
 Array = npt.NDArray[np.generic] | Tensor

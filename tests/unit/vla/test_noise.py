@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from joynexus.vla.noise import Noise, derived_seed
+from joynexus.seeds import derived_seed
+from joynexus.vla.noise import Noise
 
 
 def test_a_rows_draws_do_not_depend_on_the_rows_beside_it() -> None:
