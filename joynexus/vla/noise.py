@@ -1,6 +1,6 @@
 """Noise by row: what an action module draws, from seeds alone.
 
-In: one seed a row (`joynexus.seeds`). Out: draws in which each row depends on its own seed and on the shapes asked for before, on nothing
+In: one seed a row. Out: draws in which each row depends on its own seed and on the shapes asked for before, on nothing
 else. Never: the global generator, or a row that draws otherwise because of the rows beside it.
 """
 
