@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from joynexus.vla.feature import Observation, VLAFeature
 
 
+BFLOAT16_BOUND = 0.1
+"""Most by which grouping may change an element of a feature in bfloat16, in standard deviations of the features.
+
+Held by a test on a CPU for both tiny checkpoints; docs/adr/0007 has what was measured.
+"""
+
+
 class NumericsVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of trying a backbone alone against in groups.
 

@@ -7,12 +7,15 @@ result that depends on the samples beside it while `exact` is set.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from joynexus.vla.feature import LAST, Observation, VLAFeature
+from joynexus.vla.grouping import Grouping
 
 MAX_IMAGES = 8
 MAX_IMAGE_SIDE = 4096
@@ -31,8 +34,12 @@ class Backbone(ABC):
         exact: results must not depend on the group. True by default on CPU in float32.
         group_exactly: groups keep every sample's bits on this host; `numerics.probe` finds out. If False and `exact` is
             set, samples run one by one.
+        grouping: how a group is cut into forwards; None: all its samples in one. `calibrate` measures it.
         samples_forwarded: samples that went through the model since it was loaded.
     """
+
+    kernel: ClassVar[str]
+    """Names what computes its attention."""
 
     def __init__(self, *, name: str, digest: str, hidden_size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.name = name
@@ -42,31 +49,46 @@ class Backbone(ABC):
         self.dtype = dtype
         self.exact = device.type == "cpu" and dtype == torch.float32
         self.group_exactly = True
+        self.grouping: Grouping | None = None
         self.samples_forwarded = 0
 
-    def forward(self, observations: Sequence[Observation], layers: Sequence[int] = (LAST,)) -> list[VLAFeature]:
+    def forward(self, observations: Sequence[Observation], layers: Collection[int] = (LAST,)) -> list[VLAFeature]:
         """Run the model over a group of samples.
 
         Args:
             observations: any number of samples; views, picture sizes and text lengths may differ.
-            layers: hidden states to keep: -1 is the last, 0 what enters the first block.
+            layers: hidden states to keep: -1 is the last, 0 what enters the first block. What else is asked for changes
+                no bit of any of them.
 
         Returns:
             one feature a sample, in order, on `device` in `dtype`.
 
         Raises:
-            ValueError: if an observation is not usable (see `check`) or a layer does not exist.
+            ValueError: if an observation is not usable (see `check`) or a layer does not exist (see `check_layers`).
         """
+        self.check_layers(layers)
         for observation in observations:
             self.check(observation)
-        groups = [observations] if self.group_exactly or not self.exact else [[o] for o in observations]
+        wanted = tuple(sorted(set(layers)))
         with torch.no_grad():
-            features = [feature for group in groups if group for feature in self._forward(group, tuple(layers))]
+            features = [made for group in self._groups(observations) for made in self._forward(group, wanted)]
         self.samples_forwarded += len(features)
         return features
 
+    def _groups(self, observations: Sequence[Observation]) -> list[Sequence[Observation]]:
+        """Cut a group into forwards."""
+        if self.exact and not self.group_exactly:
+            return [[observation] for observation in observations]
+        if self.grouping is None:
+            return [observations] if observations else []
+        ends = accumulate(self.grouping.cut([self.tokens(observation) for observation in observations]))
+        return [observations[start:end] for start, end in pairwise((0, *ends))]
+
     def check(self, observation: Observation) -> None:
         """Refuse an observation that would make a whole group fail; call it before a sample joins one.
+
+        What can be known without running the model is known here: pictures' types and sizes, text that no tokenizer
+        takes, and how many tokens it all becomes.
 
         Raises:
             ValueError: one sentence that says what is wrong with it.
@@ -84,11 +106,32 @@ class Backbone(ABC):
             raise ValueError(
                 f"the instruction has {len(observation.instruction)} characters; at most {MAX_INSTRUCTION_CHARS} fit"
             )
+        if any("\ud800" <= char <= "\udfff" for char in observation.instruction):
+            raise ValueError("the instruction is not valid text: it holds half of a surrogate pair; decode it as UTF-8")
 
     def batch_key(self) -> str:
-        """Return what two samples must share to go through one forward (the hard part of the batch key)."""
+        """Return what two samples must share to go through one forward (the hard part of the batch key).
+
+        The digest holds weights, tokenizer, image processing with its side, and configuration.
+        """
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.digest}:{dtype}:{self.device.type}"
+        return f"{self.digest}:{dtype}:{self.device.type}:{self.kernel}"
+
+    def calibrate(self) -> str:
+        """Measure how many tokens are best run at once, set `grouping`, and say in one sentence what was found."""
+        return "samples go through the encoders one by one"
+
+    @abstractmethod
+    def check_layers(self, layers: Collection[int]) -> None:
+        """Refuse hidden states that this backbone has not.
+
+        Raises:
+            ValueError: one sentence that says which it has.
+        """
+
+    @abstractmethod
+    def tokens(self, observation: Observation) -> int:
+        """Count the tokens that an observation of usable pictures becomes, without running the model."""
 
     @abstractmethod
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:

@@ -7,7 +7,7 @@ module: a family says how to build its inputs, positions and forward, and nothin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from joynexus.vla.backbones import packing
 from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.backbones.timing import time_forwards
 from joynexus.vla.feature import Observation, VLAFeature
+from joynexus.vla.grouping import Grouping
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class Family(ABC):
         """Refuse, with a ValueError, an observation that this family cannot take."""
 
     @abstractmethod
+    def tokens(self, observation: Observation) -> int:
+        """Count the tokens of an observation."""
+
+    @abstractmethod
     def prepare(self, observation: Observation) -> Prepared:
         """Build the input of one checked observation."""
 
@@ -101,6 +107,8 @@ class Family(ABC):
 class PackedBackbone(Backbone):
     """A checkpoint of any known family, its samples packed end to end."""
 
+    kernel = packing.NAME
+
     def __init__(self, family: Family, *, name: str, digest: str, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(name=name, digest=digest, hidden_size=family.hidden_size, device=device, dtype=dtype)
         self._family = family
@@ -110,15 +118,28 @@ class PackedBackbone(Backbone):
         super().check(observation)
         self._family.check(observation)
 
-    def batch_key(self) -> str:
-        """Return the base key with the attention kernel."""
-        return f"{super().batch_key()}:{packing.NAME}"
+    def tokens(self, observation: Observation) -> int:
+        """Count the tokens of an observation; see `Backbone.tokens`."""
+        return self._family.tokens(observation)
 
-    def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
+    def check_layers(self, layers: Collection[int]) -> None:
+        """Refuse hidden states beyond the model's depth; see `Backbone.check_layers`."""
         depth = self._family.depth
-        unknown = [layer for layer in layers if not -depth - 1 <= layer <= depth]
+        unknown = sorted(layer for layer in set(layers) if not -depth - 1 <= layer <= depth)
         if unknown or not layers:
             raise ValueError(f"{self.name} has hidden states {-depth - 1} to {depth}, not {unknown or 'none'}")
+
+    def calibrate(self) -> str:
+        """Time forwards of 1 to 16 samples, as far as some seconds allow; see `Backbone.calibrate`."""
+        self.grouping, counted = None, self.samples_forwarded
+        seconds = time_forwards(self)
+        self.samples_forwarded = counted
+        if len(seconds) < 2:
+            return "groups are run whole: this host is too slow to measure what would be faster"
+        self.grouping = Grouping(seconds)
+        return self.grouping.describe()
+
+    def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
         samples = [self._family.prepare(observation) for observation in observations]
         offsets = [0, *accumulate(len(sample.ids) for sample in samples)]
         with packing.samples_at(offsets):

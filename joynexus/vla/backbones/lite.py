@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ _FORMAT = "lite-1"  # part of the digest: bump it when the same weights give oth
 
 class LiteBackbone(Backbone):
     """EfficientNet-Lite0 view tokens and MiniLM text tokens."""
+
+    kernel = "alone"
 
     def __init__(self, *, cache_dir: Path, device: torch.device, dtype: torch.dtype, image_side: int | None) -> None:
         """Load the two encoders, converting their weights on first use.
@@ -75,14 +77,27 @@ class LiteBackbone(Backbone):
         super().check(observation)
         # A token has at least one character, so short instructions need no tokenizer.
         if len(observation.instruction) > MAX_TEXT_TOKENS - 2:
-            tokens = len(self._tokenizer.encode(observation.instruction).ids)
+            tokens = self._text_tokens(observation.instruction)
             if tokens > MAX_TEXT_TOKENS:
                 raise ValueError(f"the instruction has {tokens} tokens; this backbone takes at most {MAX_TEXT_TOKENS}")
 
+    def check_layers(self, layers: Collection[int]) -> None:
+        """Refuse all but the last layer; see `Backbone.check_layers`."""
+        if set(layers) != {LAST}:
+            raise ValueError(
+                f"the lite backbone has only its last layer (-1), not {sorted(set(layers) - {LAST}) or 'none'}: "
+                "choose an action module that reads the last layer, or another backbone"
+            )
+
+    def tokens(self, observation: Observation) -> int:
+        """Count the tokens of an observation; see `Backbone.tokens`."""
+        return len(observation.images) * self._cells**2 + self._text_tokens(observation.instruction)
+
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
-        if layers != (LAST,):
-            raise ValueError(f"the lite backbone has only its last layer (-1), not {layers}: leave `layers` out")
         return [self._one(observation) for observation in observations]
+
+    def _text_tokens(self, instruction: str) -> int:
+        return len(self._tokenizer.encode(instruction).ids)
 
     def _one(self, observation: Observation) -> VLAFeature:
         views = [self._view(image, index) for index, image in enumerate(observation.images)]

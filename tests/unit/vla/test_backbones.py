@@ -119,6 +119,7 @@ def test_a_probe_does_not_count_as_work(backbone: Backbone) -> None:
         (Observation((picture(1)[..., 0],), "go"), "uint8"),
         (Observation(tuple(picture(i) for i in range(9)), "go"), "at most 8"),
         (Observation((), "x" * 5000), "characters"),
+        (Observation((), "half \ud800"), "valid text"),
         (Observation((np.zeros((0, 4, 3), dtype=np.uint8),), "go"), "sides"),
     ],
 )
@@ -136,19 +137,11 @@ def test_special_tokens_in_an_instruction_are_plain_text(tiny: Backbone) -> None
     assert int((hostile.token_type == IMAGE).sum()) == int((plain.token_type == IMAGE).sum())
 
 
-def test_several_layers_come_from_one_forward(tiny: Backbone) -> None:
-    before = tiny.samples_forwarded
-    [feature] = tiny.forward([observation(1)], layers=(-1, 0, 2))
-    assert sorted(feature.layers) == [-1, 0, 2]
-    assert torch.equal(feature.last, tiny.forward([observation(1)])[0].last)
-    assert tiny.samples_forwarded == before + 2
-    with pytest.raises(ValueError, match="hidden states"):
-        tiny.forward([observation(1)], layers=(99,))
-
-
-def test_packed_features_equal_the_stock_model_with_its_own_processor(tiny: Backbone, cache_dir: Path) -> None:
+@pytest.mark.parametrize(("name", "model"), [("tiny-qwen3vl", "Qwen3VLModel"), ("tiny-qwen25vl", "Qwen2_5_VLModel")])
+def test_packed_features_equal_the_stock_model_with_its_own_processor(name: str, model: str, cache_dir: Path) -> None:
     transformers: Any = importlib.import_module("transformers")
-    directory = next(cache_dir.glob("tiny-qwen3vl-*"))
+    loaded = load_backbone(name, cache_dir=cache_dir)
+    directory = next(cache_dir.glob(f"{name}-*"))
     sample = observation(7, views=2, side=96)
     pictures = transformers.Qwen2VLImageProcessorPil.from_pretrained(directory)(
         images=list(sample.images), return_tensors="pt"
@@ -161,10 +154,10 @@ def test_packed_features_equal_the_stock_model_with_its_own_processor(tiny: Back
     text = text.replace("<|image_pad|>", "<|image_pad|>" * int(pictures["image_grid_thw"][0].prod() // 4))
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     image_token = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    stock = transformers.Qwen3VLModel.from_pretrained(directory).eval()
+    stock = getattr(transformers, model).from_pretrained(directory).eval()
     with torch.no_grad():
         expected = stock(input_ids=ids, mm_token_type_ids=ids.eq(image_token).int(), **pictures).last_hidden_state[0]
-    found = tiny.forward([sample, observation(8)])[0].last
+    found = loaded.forward([sample, observation(8)])[0].last
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 

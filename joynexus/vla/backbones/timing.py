@@ -1,0 +1,41 @@
+"""Time forwards of one model by their size, once, at start-up.
+
+In: a loaded backbone. Out: the least busy seconds seen for each number of tokens. Never: more than a few seconds, or
+sizes in the order in which a machine that grows slower would favour one: they take turns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from joynexus.vla.backbones.base import Backbone
+from joynexus.vla.busy import BusyClock
+from joynexus.vla.feature import Observation
+
+SIZES = (1, 2, 4, 8, 16)
+BUDGET_S = 3.0
+_ROUNDS = 5
+_SIDE = 224  # what most cameras of robots are resized to
+
+
+def time_forwards(backbone: Backbone) -> dict[int, float]:
+    """Return seconds by tokens, for those of `SIZES` that the budget affords; empty where even one sample does not."""
+    random = np.random.default_rng(0)
+    samples = [
+        Observation((random.integers(0, 256, (_SIDE, _SIDE, 3), dtype=np.uint8),), "put the red block on the plate")
+        for _ in range(SIZES[-1])
+    ]
+    length = backbone.tokens(samples[0])
+    clock = BusyClock(backbone.device)
+
+    def time(size: int) -> float:
+        elapsed = clock.start()
+        backbone.forward(samples[:size])
+        return elapsed()
+
+    time(1)  # the first forward also pays for what is made once
+    once = time(1)
+    sizes = [size for size in SIZES if once * (2 * size - 1) <= BUDGET_S]
+    rounds = min(_ROUNDS, int(BUDGET_S / (once * sum(sizes)))) if sizes else 0
+    seen = [{size: time(size) for size in sizes} for _ in range(rounds)]
+    return {length * size: min(times[size] for times in seen) for size in sizes if seen}
