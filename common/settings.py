@@ -51,6 +51,7 @@ class MasterSettings(RoleSettings):
         batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected.
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
+        max_policies: policies of one tenant. (These three hold for tenants without limits of their own.)
     """
 
     keys_dir: Path = Path(".joynexus/keys")
@@ -64,6 +65,7 @@ class MasterSettings(RoleSettings):
     batch_wait_ms: float = Field(10.0, ge=0)
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
+    max_policies: int = Field(10_000, ge=0)
 
 
 class WorkerSettings(RoleSettings):

@@ -9,17 +9,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import msgspec
 
-from joynexus.wire import Array, Buffer, ErrorCode, Message, failure, limits
+from common.journal.records import VersionRecord
+from joynexus.wire import Array, Buffer, ErrorCode, JoyNexusError, Message, failure, limits
 from joynexus.wire.back import PredictDone, Predicted, PredictGroup, PredictItem, WorkerAct
 from joynexus.wire.front import Act, Actions
 from services.master.batching import Batcher, Request
 from services.master.config import CoreConfig
 from services.master.events import BackMessage, FrontMessage, Peer
 from services.master.lanes import Counters
+from services.master.limits import Limits, Pace
 from services.master.metering import Meter
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies, Policy
@@ -45,6 +47,7 @@ class ActRequest(Request, kw_only=True, eq=False):
     policy: Policy
     version: int
     digest: str
+    scope: str
     body: bytes
     buffers: tuple[Buffer, ...]
     held: int
@@ -65,6 +68,8 @@ class Acting:
     """Requests that wait, groups that run.
 
     Args:
+        limits: what tenants may have.
+        counters: use by tenant.
         running_task: finds the env task for which a worker asks.
     """
 
@@ -76,6 +81,8 @@ class Acting:
         policies: Policies,
         serving: Serving,
         meter: Meter,
+        limits: Limits,
+        counters: Counters,
         running_task: Callable[[BackMessage, str, int], Task],
     ) -> None:
         self._outbox = outbox
@@ -85,11 +92,14 @@ class Acting:
         self._serving = serving
         self._meter = meter
         self._running_task = running_task
-        self._counters = Counters()
+        self._limits = limits
+        self._counters = counters
+        self._pace = Pace()
         self._batchers: dict[str, Batcher[ActRequest]] = {}  # by backbone
         self._workers: dict[str, dict[str, InferenceWorker]] = {}  # backbone -> name -> worker
         self._open: dict[tuple[Peer, str], ActRequest] = {}
-        self._nbytes: Counter[str] = Counter()  # of open requests, by tenant
+        self._under_way: Counter[str] = Counter()  # open requests, by tenant
+        self._nbytes: Counter[str] = Counter()  # and their bytes
         self._deadlines: list[tuple[float, int, ActRequest]] = []
         self._numbers = itertools.count()
         roster.add_staff("inference", self)
@@ -108,7 +118,7 @@ class Acting:
             if newest is None:
                 raise refuse(ErrorCode.NOT_FOUND, f"policy '{policy.name}' has no published version: publish one first")
             version = newest
-        self._enqueue(asked, message, asked.body, policy, version.version, version.digest, asked.peer)
+        self._enqueue(asked, message, asked.body, version, asked.peer)
 
     def on_worker_act(self, said: BackMessage, message: WorkerAct) -> None:
         """A rollout asks for actions; its task says for whom and with which version."""
@@ -118,8 +128,7 @@ class Acting:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise refuse(ErrorCode.INVALID, f"the request to act cannot be read: {error}") from error
         version = self._policies.version(task.tenant, task.policy, task.version)
-        policy = self._policies.get(task.tenant, task.policy)
-        self._enqueue(said, act, message.act, policy, version.version, version.digest, (said.peer, message.task))
+        self._enqueue(said, act, message.act, version, (said.peer, message.task), task.scope)
 
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
@@ -177,11 +186,15 @@ class Acting:
 
     def running(self, tenant: str) -> int:
         """Number of a tenant's requests that are with a worker."""
-        return sum(request.tenant == tenant for request in self._open.values()) - self.waiting(tenant)
+        return self._under_way[tenant] - self.waiting(tenant)
 
-    def tenants(self) -> set[str]:
+    def oldest(self, tenant: str) -> float | None:
+        """When the oldest request of a tenant that waits came; None if none waits (for status)."""
+        return min((at for batcher in self._batchers.values() for at in batcher.arrivals(tenant)), default=None)
+
+    def tenants(self) -> Iterable[str]:
         """Tenants with requests here."""
-        return {request.tenant for request in self._open.values()}
+        return self._under_way.keys()
 
     # Staff
 
@@ -216,13 +229,13 @@ class Acting:
         asked: FrontMessage | BackMessage,
         act: Act,
         body: bytes,
-        policy: Policy,
-        version: int,
-        digest: str,
+        version: VersionRecord,
         session: Hashable,
+        scope: str = "",
     ) -> None:
         if (asked.peer, asked.header.id) in self._open:
             return  # asked again while it is under way
+        policy = self._policies.get(version.tenant, version.policy)
         if len(body) > _MAX_BODY_BYTES:
             raise refuse(
                 ErrorCode.TOO_LARGE,
@@ -239,20 +252,8 @@ class Acting:
                 f"({policy.contract_digest}): compare both with `joynexus.contract.first_difference`",
             )
         batcher = self._batcher(policy.spec.backbone)
-        if batcher.waiting(policy.tenant) >= self._config.max_waiting_acts:
-            raise refuse(
-                ErrorCode.OVERLOADED,
-                f"{self._config.max_waiting_acts} requests of this tenant wait already: ask again a little later",
-                retry_after_ms=100,
-            )
         nbytes = len(body) + sum(memoryview(buffer).nbytes for buffer in asked.buffers)
-        if self._nbytes[policy.tenant] and self._nbytes[policy.tenant] + nbytes > self._config.max_act_bytes:
-            raise refuse(
-                ErrorCode.OVERLOADED,
-                f"requests of this tenant with {self._nbytes[policy.tenant]} bytes are under way already: "
-                "ask again a little later",
-                retry_after_ms=100,
-            )
+        self._check_room(policy.tenant, nbytes)
         wait_s = min(asked.header.deadline_ms / 1000 or self._config.act_deadline_s, _MAX_WAIT_S)
         request = ActRequest(
             tenant=policy.tenant,
@@ -263,14 +264,16 @@ class Acting:
             peer=asked.peer,
             re=asked.header.id,
             policy=policy,
-            version=version,
-            digest=digest,
+            version=version.version,
+            digest=version.digest,
+            scope=scope,
             body=body,
             buffers=asked.buffers,
             held=nbytes,
             deadline=self._outbox.now + wait_s,
         )
         self._open[request.peer, request.re] = request
+        self._under_way[request.tenant] += 1
         self._nbytes[request.tenant] += nbytes
         heapq.heappush(self._deadlines, (request.deadline, next(self._numbers), request))
         if len(self._deadlines) > 2 * len(self._open) + _FEW:  # most of them were answered long before
@@ -278,6 +281,27 @@ class Acting:
             heapq.heapify(self._deadlines)
         batcher.add(request, self._outbox.now)
         self._pump(policy.spec.backbone)
+
+    def _check_room(self, tenant: str, nbytes: int) -> None:
+        """Refuse a request for which a tenant's lane has no room."""
+        waiting, limit = self.waiting(tenant), self._limits.max_waiting_acts(tenant)
+        if waiting >= limit:
+            sentence = f"{waiting} requests of this tenant wait already, {limit} may: ask again a little later"
+            raise self._overloaded(tenant, sentence, limit)
+        held, limit = self._nbytes[tenant], self._limits.max_act_bytes(tenant)
+        if held + nbytes > limit and (held or not limit):  # whatever its size, one request alone is fine
+            sentence = f"requests of this tenant with {held} bytes are under way, {limit} may: ask again a little later"
+            raise self._overloaded(tenant, sentence, limit)
+
+    def _overloaded(self, tenant: str, sentence: str, limit: int) -> JoyNexusError:
+        return self._pace.overloaded(
+            tenant,
+            self._outbox.now,
+            sentence,
+            limit=limit,
+            waiting=self.waiting(tenant),
+            running=self.running(tenant),
+        )
 
     def _pump(self, backbone: str) -> None:
         batcher = self._batchers.get(backbone)
@@ -305,6 +329,7 @@ class Acting:
                     act=request.body,
                     first_buffer=len(buffers),
                     buffers=len(request.buffers),
+                    feature_scope=request.scope,
                 )
             )
             buffers += request.buffers
@@ -333,9 +358,11 @@ class Acting:
         request.done = True
         request.body, request.buffers = b"", ()  # its deadline may lie far ahead, and is remembered until then
         self._open.pop((request.peer, request.re), None)
-        self._nbytes[request.tenant] -= request.held
-        if not self._nbytes[request.tenant]:
-            del self._nbytes[request.tenant]
+        for counts, amount in ((self._under_way, 1), (self._nbytes, request.held)):
+            counts[request.tenant] -= amount
+            if not counts[request.tenant]:
+                del counts[request.tenant]
+        self._pace.moved(request.tenant, self._outbox.now)
         self._batcher(request.policy.spec.backbone).replied(request, self._outbox.now)
         self._outbox.send(request.peer, message, re=request.re, buffers=buffers)
 

@@ -13,7 +13,7 @@ that is also why the waiting of the oldest counts from when the worker became fr
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
@@ -95,6 +95,10 @@ class Batcher(Generic[R]):
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's requests that wait."""
         return self._waiting[tenant]
+
+    def arrivals(self, tenant: str) -> Iterator[float]:
+        """When those of a tenant's requests came that wait."""
+        return (request.arrived for request in self._lanes.of(tenant) if not request.dropped)
 
     def add(self, request: R, now: float) -> None:
         """A request came."""

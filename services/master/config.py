@@ -22,7 +22,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_inflight_ops: ops of one policy that may wait unanswered.
         max_waiting_acts, max_act_bytes: requests to act of one tenant that may wait, and bytes of those under way.
         act_deadline_s: they are answered `UNAVAILABLE` or `DEADLINE` after so long, unless they say otherwise.
-        quota_bytes: blobs kept for one tenant.
+        quota_bytes, max_policies: blobs kept for one tenant, and its policies.
         group_ops, turn_ops: ops in one training group, and ops taken from one policy at a time.
         group_bytes: inline samples in one training group.
         payload_memory_bytes: inline samples held in memory while they wait; others are read back from the journal.
@@ -52,6 +52,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_act_bytes: int = 512 * MIB
     act_deadline_s: float = 30.0
     quota_bytes: int = 50 * 1024 * MIB
+    max_policies: int = 10_000
     group_ops: int = 16
     turn_ops: int = 4
     group_bytes: int = 16 * MIB

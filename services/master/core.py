@@ -39,6 +39,7 @@ from services.master.events import (
     BlobStored,
     Event,
     FrontMessage,
+    LimitsChanged,
     Persisted,
     PersistFailed,
     Tick,
@@ -50,7 +51,9 @@ from services.master.job import Job, Tools
 from services.master.jobs import Jobs
 from services.master.lanes import Counters
 from services.master.leases import Leases
+from services.master.limits import Limits
 from services.master.metering import NO_POLICY, Meter
+from services.master.ops import Op
 from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
 from services.master.policies import Policies, Policy
@@ -77,25 +80,36 @@ class MasterCore:
         self._config = config
         self._outbox = outbox = Outbox(new_id, config.retry_s)
         outbox.now = now
-        self._holdings = Holdings(outbox, config)
+        acting, training, env = Counters(), Counters(), Counters()
+        self._limits = Limits(config, (acting, training, env))
+        self._holdings = Holdings(outbox, config, self._limits)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
         self._policies = Policies(
             outbox,
             self._holdings,
+            self._limits,
             lambda backbone: self._training.known_heads(backbone),
             lambda: self._training.backbones(),
         )
         self._leases = Leases(outbox, self._policies, self._freed)
-        self._env = EnvQueue(outbox, self._roster, config, Counters())
+        self._env = EnvQueue(outbox, self._roster, config, env)
         self._catalog = Catalog(outbox, config, self._holdings, self._meter, self._env, sources.manifest)
         self._serving = Serving(outbox, self._roster, self._policies, config)
         self._acting = Acting(
-            outbox, config, self._roster, self._policies, self._serving, self._meter, self._env.running
+            outbox,
+            config,
+            self._roster,
+            self._policies,
+            self._serving,
+            self._meter,
+            self._limits,
+            acting,
+            self._env.task,
         )
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
         self._training = Training(
-            outbox, config, self._roster, self._outcomes, lambda op: self._intake.payload(op, sources.payload)
+            outbox, config, self._roster, self._outcomes, lambda op: self._intake.payload(op, sources.payload), training
         )
         self._intake = Intake(
             outbox,
@@ -106,6 +120,7 @@ class MasterCore:
             self._holdings,
             self._meter,
             self._training,
+            self._limits,
         )
         self._jobs = Jobs(self._tools)
         self._reports = Reports(
@@ -119,8 +134,9 @@ class MasterCore:
             self._acting,
             self._env,
             self._serving,
+            {"training": training, "inference": acting, "env": env},
         )
-        self._outcomes.finished = self._jobs.op_finished
+        self._outcomes.finished = self._op_finished
         self._outcomes.published = self._serving.offer
         self._outcomes.covering = self._jobs.covering
         self._outcomes.covered = self._jobs.covered
@@ -148,6 +164,8 @@ class MasterCore:
                 self._outbox.persisted(event.token)
             case PersistFailed():
                 self._outbox.persist_failed(event.token, event.reason)
+            case LimitsChanged():
+                self._limits.change(event.limits)
             case Tick():
                 self._acting.tick()
             case Undeliverable():
@@ -248,7 +266,7 @@ class MasterCore:
                 tenant=asked.tenant,
                 scope=asked.scope,
                 inline_bytes=limits.INLINE_BYTES,
-                max_inflight_ops=self._config.max_inflight_ops,
+                max_inflight_ops=self._limits.max_inflight_ops(asked.tenant),
                 operator=asked.operator,
             ),
         )
@@ -259,6 +277,10 @@ class MasterCore:
     def _on_register(self, said: BackMessage, message: back.Register) -> None:
         self._roster.on_register(said, message)
         self._catalog.mounted_again(message.mounted)
+
+    def _op_finished(self, policy: Policy, op: Op) -> None:
+        self._intake.op_finished(policy)
+        self._jobs.op_finished(policy, op)
 
     def _freed(self, policy: Policy) -> None:
         self._jobs.policy_freed(policy)

@@ -16,6 +16,7 @@ from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import ActionsEvaluated, EvaluateActions, Rollout, RolloutDone
 from joynexus.wire.front import EvaluationResult, JobInfo
 from services.master.catalog import contract_of
+from services.master.intake import feature_scope
 from services.master.job import Job, Tools, mismatch
 from services.master.outbox import refuse
 from services.master.plan import compile_evaluation, summarize
@@ -198,6 +199,7 @@ class DatasetEvaluationJob(Job):
             version=self.record.version,
             need=DATASETS,
             answer=ActionsEvaluated,
+            scope=feature_scope(self.tenant, found.tenant, found.dataset),
             make=make,
             done=done,
             failed=self.fail,

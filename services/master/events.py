@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from joynexus.tenants import TenantLimits
 from joynexus.wire import Buffer, Header, Message
 
 Door = Literal["front", "front_bulk", "back", "back_bulk"]
@@ -117,8 +118,24 @@ class PersistFailed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class LimitsChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The operator has changed what tenants may have: `limits` are all that are set now, by tenant."""
+
+    limits: dict[str, TenantLimits]
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Time has passed: sent at `MasterCore.next_deadline()`, and whenever the shell likes."""
 
 
-Event = FrontMessage | BackMessage | BlobStored | BlobServed | Undeliverable | Persisted | PersistFailed | Tick
+Event = (
+    FrontMessage
+    | BackMessage
+    | BlobStored
+    | BlobServed
+    | Undeliverable
+    | Persisted
+    | PersistFailed
+    | LimitsChanged
+    | Tick
+)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from common.journal.records import BlobRecord
 from joynexus.wire import ErrorCode
 from services.master.config import CoreConfig
+from services.master.limits import Limits
 from services.master.outbox import Outbox, refuse
 
 SHARED = ""
@@ -24,9 +25,10 @@ class Holdings:
     `unused_upload_s` if nothing has referred to it yet; blobs that workers made go with their last reference.
     """
 
-    def __init__(self, outbox: Outbox, config: CoreConfig) -> None:
+    def __init__(self, outbox: Outbox, config: CoreConfig, limits: Limits) -> None:
         self._outbox = outbox
         self._config = config
+        self._limits = limits
         self._sizes: defaultdict[str, dict[str, int]] = defaultdict(dict)  # tenant -> digest -> bytes
         self._uploads: dict[tuple[str, str], float] = {}  # (tenant, digest) -> when it was last used
         self._held: Counter[tuple[str, str]] = Counter()
@@ -47,10 +49,11 @@ class Holdings:
 
     def check_quota(self, tenant: str, digest: str, nbytes: int) -> None:
         """Refuse an upload for which the tenant has no room."""
-        if digest not in self._sizes.get(tenant, ()) and self._stored[tenant] + nbytes > self._config.quota_bytes:
+        quota = self._limits.quota_bytes(tenant)
+        if digest not in self._sizes.get(tenant, ()) and self._stored[tenant] + nbytes > quota:
             raise refuse(
                 ErrorCode.TOO_LARGE,
-                f"{nbytes} more bytes exceed this tenant's quota of {self._config.quota_bytes} bytes "
+                f"{nbytes} more bytes exceed this tenant's quota of {quota} bytes "
                 f"({self._stored[tenant]} in use): delete what is not needed, or ask the operator for more",
             )
 

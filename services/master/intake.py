@@ -20,6 +20,7 @@ from services.master.config import CoreConfig
 from services.master.events import FrontMessage
 from services.master.holdings import Holdings
 from services.master.leases import Leases
+from services.master.limits import Limits, Pace
 from services.master.metering import Meter
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, not_saved, refuse
@@ -46,6 +47,7 @@ class Intake:
         holdings: Holdings,
         meter: Meter,
         training: Training,
+        limits: Limits,
     ) -> None:
         self._outbox = outbox
         self._config = config
@@ -55,6 +57,8 @@ class Intake:
         self._holdings = holdings
         self._meter = meter
         self._training = training
+        self._limits = limits
+        self._pace = Pace()
         self._payload_bytes = 0  # held in memory
 
     def on_op(self, asked: FrontMessage, message: TenantOp) -> None:
@@ -76,6 +80,10 @@ class Intake:
     def accept_of_job(self, policy: Policy, records: Sequence[OpRecord], lost: Callable[[], None]) -> None:
         """Accept the next ops of the job that drives a policy; `lost` is called if they could not be journaled."""
         self._admit(policy, [Op(record) for record in records], lost)
+
+    def op_finished(self, policy: Policy) -> None:
+        """An op of this policy was answered."""
+        self._pace.moved(policy.key, self._outbox.now)
 
     def payload(self, op: Op, read: Callable[[str, str, int], bytes]) -> bytes:
         """Give an op's inline samples: from memory (for the last time) or from the journal."""
@@ -118,11 +126,17 @@ class Intake:
             if seq <= policy.seen_seq:  # it was here, and those before it were refused because of the disk
                 raise refuse(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=_RETRY_MS)
             raise refuse(ErrorCode.GAP, sentence)
-        if policy.next_seq - 1 - policy.applied >= self._config.max_inflight_ops:
-            raise refuse(
-                ErrorCode.OVERLOADED,
-                f"{self._config.max_inflight_ops} ops of policy '{policy.name}' wait already: wait for a result",
-                retry_after_ms=_RETRY_MS,
+        limit = self._limits.max_inflight_ops(policy.tenant)
+        unanswered = policy.next_seq - 1 - policy.applied
+        if unanswered >= limit:
+            running = self._training.running(policy)
+            raise self._pace.overloaded(
+                policy.key,
+                self._outbox.now,
+                f"{unanswered} ops of policy '{policy.name}' wait already, {limit} may: wait for a result",
+                limit=limit,
+                waiting=max(0, unanswered - running),
+                running=running,
             )
         too_many = policy.next_seq - policy.covered > self._config.uncheckpointed_ops
         if too_many and isinstance(message, ForwardBackward):
@@ -221,6 +235,7 @@ class Intake:
         records = [msgspec.structs.replace(op.record, refusals=policy.refusals) for op in ops]
         for op, record in zip(ops, records, strict=True):
             op.record = record
+            op.since = self._outbox.now
             self._enter(policy, op)
 
         def saved() -> None:

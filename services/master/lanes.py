@@ -1,11 +1,12 @@
 """Fair queues: a lane for each tenant, and next comes the tenant that has used least (a virtual token counter).
 
-In: work by tenant, and the device seconds it took. Out: the next piece of work. Never: a scan over the tenants or over
-what waits, or credit for having been idle.
+In: work by tenant, the device seconds it took, weights and priorities. Out: the next piece of work. Never: a scan over
+the tenants or over what waits for a piece of work, or credit for having been idle.
 
 The counter is S-LoRA's VTC over busy seconds (Sheng et al., "Fairness in Serving Large Language Models", 2024): it
 grows with use, divided by the tenant's weight, and is lifted to the least counter in the queue when an idle tenant
-comes back, so that nobody saves up a claim. A tenant with 10,000 pieces waits in its own lane.
+comes back, so that nobody saves up a claim. A tenant with 10,000 pieces waits in its own lane. A lane of higher
+priority comes before all of lower ones; the counter decides among lanes of one priority.
 """
 
 from __future__ import annotations
@@ -20,45 +21,77 @@ T = TypeVar("T")
 
 
 class Counters:
-    """Use by tenant, in device seconds divided by weight. May be shared by several queues."""
+    """Use by tenant, in device seconds divided by weight. May be shared by several queues.
+
+    Attributes:
+        changes: how often a weight or priority was set.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._weights: dict[str, float] = {}
+        self._priorities: dict[str, int] = {}
+        self.changes = 0
 
     def used(self, tenant: str) -> float:
         """Return a tenant's counter."""
         return self._used.get(tenant, 0.0)
 
+    def seconds(self, tenant: str) -> float:
+        """Return the device seconds that a tenant was charged."""
+        return self._seconds.get(tenant, 0.0)
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight."""
+        return self._weights.get(tenant, 1.0)
+
+    def priority(self, tenant: str) -> int:
+        """Return a tenant's priority."""
+        return self._priorities.get(tenant, 0)
+
+    def rank(self, tenant: str) -> tuple[int, float]:
+        """Return what decides who is first: the least of these."""
+        return -self.priority(tenant), self.used(tenant)
+
     def charge(self, tenant: str, seconds: float) -> None:
         """Add use: an estimate when work is given out, the (signed) difference when its cost is known."""
         if math.isfinite(seconds):  # else a worker's clock has gone wrong, which must not confuse the order
-            self._used[tenant] = self.used(tenant) + seconds / self._weights.get(tenant, 1.0)
+            self._used[tenant] = self.used(tenant) + seconds / self.weight(tenant)
+            self._seconds[tenant] = self.seconds(tenant) + seconds
 
     def lift(self, tenant: str, floor: float) -> None:
         """Raise a counter to at least `floor`."""
         if self.used(tenant) < floor:
             self._used[tenant] = floor
 
-    def set_weight(self, tenant: str, weight: float) -> None:
-        """A tenant with weight 2 gets twice the share of one with weight 1."""
-        self._weights[tenant] = weight
+    def set(self, tenant: str, weight: float, priority: int) -> None:
+        """A tenant with weight 2 gets twice the share of one with weight 1; a higher priority goes first."""
+        if (self.weight(tenant), self.priority(tenant)) != (weight, priority):
+            self._weights[tenant] = weight
+            self._priorities[tenant] = priority
+            self.changes += 1
+
+
+_Entry = tuple[float, int, str]
 
 
 class Lanes(Generic[T]):
-    """First in, first out for each tenant; the least counter first among tenants.
+    """First in, first out for each tenant; among tenants the highest priority, then the least counter first.
 
-    The heap holds one entry for each tenant that has work, with the counter as it was when the entry was made. A
-    counter that grew meanwhile is noticed when the entry comes up; one that shrank (an estimate was too high) is
-    noticed one turn later.
+    There is a heap for each priority (there are few), with one entry for each tenant that has work, with the counter as
+    it was when the entry was made. A counter that grew meanwhile is noticed when the entry comes up; one that shrank
+    (an estimate was too high) is noticed one turn later. Only a change of weights or priorities makes all entries anew.
     """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        self._changes = counters.changes
         self._lanes: dict[str, deque[T]] = {}
-        self._heap: list[tuple[float, int, str]] = []
+        self._heaps: dict[int, list[_Entry]] = {}
+        self._skipped: list[tuple[int, _Entry]] = []
         self._turn = 0  # breaks ties: whoever was served longest ago comes first
-        self._floor = 0.0
+        self._floors: dict[int, float] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -68,8 +101,10 @@ class Lanes(Generic[T]):
     def push(self, tenant: str, item: T) -> None:
         """Add work at the end of its tenant's lane; a tenant that had none here gets no credit for that."""
         if tenant not in self._lanes:
-            self.head()  # brings the floor up to date
-            self._counters.lift(tenant, self._floor)
+            self._refresh()
+            priority = self._counters.priority(tenant)
+            self._first(priority)  # brings the floor up to date
+            self._counters.lift(tenant, self._floors.get(priority, 0.0))
         self.put_back(tenant, item, front=False)
 
     def put_back(self, tenant: str, item: T, *, front: bool) -> None:
@@ -89,7 +124,7 @@ class Lanes(Generic[T]):
         tenant = self.head()
         if tenant is None:
             return None
-        heapq.heappop(self._heap)
+        heapq.heappop(self._heaps[self._counters.priority(tenant)])
         lane = self._lanes[tenant]
         item = lane.popleft()
         self._size -= 1
@@ -101,19 +136,31 @@ class Lanes(Generic[T]):
 
     def head(self) -> str | None:
         """Return the tenant whose turn it is; None if nothing waits."""
-        while self._heap:
-            counter, _, tenant = self._heap[0]
-            if self._counters.used(tenant) <= counter:
-                self._floor = max(self._floor, self._counters.used(tenant))
+        self._refresh()
+        for priority in sorted(self._heaps, reverse=True):
+            tenant = self._first(priority)
+            if tenant is not None:
                 return tenant
-            heapq.heappop(self._heap)
-            self._enter(tenant)
+            del self._heaps[priority]
         return None
 
     def peek(self) -> T | None:
         """Return the next piece of work without taking it."""
         tenant = self.head()
         return None if tenant is None else self._lanes[tenant][0]
+
+    def skip(self) -> None:
+        """Leave the tenant out whose turn it is, until `unskip`; its place is kept."""
+        tenant = self.head()
+        if tenant is not None:
+            priority = self._counters.priority(tenant)
+            self._skipped.append((priority, heapq.heappop(self._heaps[priority])))
+
+    def unskip(self) -> None:
+        """Those who were left out take their places again."""
+        for priority, entry in self._skipped:
+            heapq.heappush(self._heaps.setdefault(priority, []), entry)
+        self._skipped.clear()
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's pieces that wait."""
@@ -123,6 +170,32 @@ class Lanes(Generic[T]):
         """Tenants that have work here."""
         return iter(self._lanes)
 
+    def of(self, tenant: str) -> Iterator[T]:
+        """A tenant's pieces, in order."""
+        return iter(self._lanes.get(tenant, ()))
+
+    def _first(self, priority: int) -> str | None:
+        """Return the tenant with the least counter among those of a priority."""
+        heap = self._heaps.get(priority)
+        while heap:
+            counter, _, tenant = heap[0]
+            used = self._counters.used(tenant)
+            if used <= counter:
+                self._floors[priority] = max(self._floors.get(priority, 0.0), used)
+                return tenant
+            heapq.heappop(heap)
+            self._enter(tenant)
+        return None
+
     def _enter(self, tenant: str) -> None:
         self._turn += 1
-        heapq.heappush(self._heap, (self._counters.used(tenant), self._turn, tenant))
+        heap = self._heaps.setdefault(self._counters.priority(tenant), [])
+        heapq.heappush(heap, (self._counters.used(tenant), self._turn, tenant))
+
+    def _refresh(self) -> None:
+        """Make all entries anew if a weight or priority has changed."""
+        if self._changes != self._counters.changes:
+            self._changes = self._counters.changes
+            self._heaps.clear()
+            for tenant in self._lanes:
+                self._enter(tenant)

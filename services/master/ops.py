@@ -62,11 +62,13 @@ class Op:
         unsaved: the records of its outcome, until they are durable.
         waiters: connections and request ids that want the result.
         kills: how many trainers died over it.
+        since: when it was accepted; None if that was before the master started.
     """
 
-    __slots__ = ("_story", "done", "kills", "payload", "record", "state", "unsaved", "waiters")
+    __slots__ = ("_story", "done", "kills", "payload", "record", "since", "state", "unsaved", "waiters")
 
     def __init__(self, record: OpRecord, payload: bytes = b"", state: OpState = OpState.RECEIVED) -> None:
+        self.since: float | None = None
         self.record = record
         self.payload = payload
         self.state = state

@@ -25,6 +25,7 @@ from joynexus.wire.front import CreatePolicy, GetPolicy, GetVersion, ListPolicie
 from services.master.checks import check_policy, check_policy_name
 from services.master.events import FrontMessage
 from services.master.holdings import Holdings
+from services.master.limits import Limits
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, not_found, not_saved, refuse
 
@@ -135,11 +136,13 @@ class Policies:
         self,
         outbox: Outbox,
         holdings: Holdings,
+        limits: Limits,
         known_heads: Callable[[str], Iterable[str]],
         known_backbones: Callable[[], Iterable[str]],
     ) -> None:
         self._outbox = outbox
         self._holdings = holdings
+        self._limits = limits
         self._known_heads = known_heads
         self._known_backbones = known_backbones
         self._policies: defaultdict[str, dict[str, Policy]] = defaultdict(dict)
@@ -226,6 +229,7 @@ class Policies:
                 creating[1].append(then)
             return
         check_policy(spec)
+        self._check_number(tenant)
         self.check_module(spec.backbone, spec.head)
         waiting = [then]
         self._creating[tenant, name] = (spec, waiting)
@@ -243,6 +247,15 @@ class Policies:
                 call(reason)
 
         self._outbox.save([record], saved, lost)
+
+    def _check_number(self, tenant: str) -> None:
+        """Refuse one policy more than a tenant may have."""
+        limit = self._limits.max_policies(tenant)
+        if len(self._policies.get(tenant, ())) + sum(key[0] == tenant for key in self._creating) >= limit:
+            raise refuse(
+                ErrorCode.TOO_LARGE,
+                f"this tenant may have {limit} policies and has them: train one of those, or ask the operator for more",
+            )
 
     def version(self, tenant: str, name: str, number: int) -> VersionRecord:
         """Return a version; 0 means the newest.

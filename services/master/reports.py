@@ -7,12 +7,13 @@ to a tenant, or a change to anything. (This one may scan: people ask, a few time
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from joynexus.wire.front import ClusterStatus, LaneStatus, Status
 from services.master.acting import Acting
 from services.master.events import BackMessage, FrontMessage
 from services.master.jobs import Jobs
+from services.master.lanes import Counters
 from services.master.outbox import Outbox
 from services.master.policies import Policies, Policy
 from services.master.roster import Roster
@@ -22,7 +23,11 @@ from services.master.training import Training
 
 
 class Reports:
-    """Describes the cluster."""
+    """Describes the cluster.
+
+    Args:
+        counters: use by tenant, by queue.
+    """
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class Reports:
         acting: Acting,
         env: EnvQueue,
         serving: Serving,
+        counters: Mapping[str, Counters],
     ) -> None:
         self._outbox = outbox
         self._server = server
@@ -47,6 +53,7 @@ class Reports:
         self._acting = acting
         self._env = env
         self._serving = serving
+        self._counters = counters
 
     def on_status(self, asked: FrontMessage | BackMessage, message: Status) -> None:
         """Describe roles to all; lanes, policies and jobs of the asker, or of all to operators and workers."""
@@ -65,21 +72,37 @@ class Reports:
         self._outbox.answer(asked, status)
 
     def _lanes(self, tenant: str | None, policies: Iterable[Policy]) -> Iterable[LaneStatus]:
+        yield from self._training_lanes(policies)
+        for queue, part in (("inference", self._acting), ("env", self._env)):
+            for name in sorted(part.tenants()):
+                if tenant in (None, name):
+                    yield self._lane(queue, name, part.waiting(name), part.running(name), part.oldest(name))
+
+    def _training_lanes(self, policies: Iterable[Policy]) -> Iterable[LaneStatus]:
         waiting: Counter[str] = Counter()
         running: Counter[str] = Counter()
+        oldest: dict[str, float] = {}
         for policy in policies:
             unanswered = policy.next_seq - 1 - policy.applied
             with_trainer = min(unanswered, self._training.running(policy))
             running[policy.tenant] += with_trainer
             waiting[policy.tenant] += unanswered - with_trainer
+            if unanswered > with_trainer:
+                since = policy.ops[policy.applied + with_trainer + 1].since or self._started
+                oldest[policy.tenant] = min(since, oldest.get(policy.tenant, since))
         for name in sorted(waiting):
             if waiting[name] or running[name]:
-                yield LaneStatus(queue="training", tenant=name, waiting=waiting[name], running=running[name])
-        for name in sorted(self._acting.tenants()):
-            if tenant in (None, name):
-                counts = self._acting.waiting(name), self._acting.running(name)
-                yield LaneStatus(queue="inference", tenant=name, waiting=counts[0], running=counts[1])
-        for name in sorted(self._env.tenants()):
-            if tenant in (None, name):
-                counts = self._env.waiting(name), self._env.running_of(name)
-                yield LaneStatus(queue="env", tenant=name, waiting=counts[0], running=counts[1])
+                yield self._lane("training", name, waiting[name], running[name], oldest.get(name))
+
+    def _lane(self, queue: str, tenant: str, waiting: int, running: int, oldest: float | None) -> LaneStatus:
+        counters = self._counters[queue]
+        return LaneStatus(
+            queue=queue,
+            tenant=tenant,
+            waiting=waiting,
+            running=running,
+            weight=counters.weight(tenant),
+            priority=counters.priority(tenant),
+            used_s=max(0.0, counters.seconds(tenant)),
+            oldest_s=0.0 if oldest is None else self._outbox.now - oldest,
+        )

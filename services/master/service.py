@@ -29,6 +29,7 @@ from common.telemetry import get_logger
 from common.transport import Authenticator
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
+from joynexus.tenants import TenantLimitsFile
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
 from services.master.bulk import BulkService, Question
@@ -37,7 +38,7 @@ from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
 from services.master.doors import look_up, open_doors, receive, send
-from services.master.events import BlobStored, Door, Event, FrontMessage, Peer, Tick, Undeliverable
+from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused, admit
 from services.master.oplog import OpLog
 from services.master.sources import ShellSources
@@ -46,6 +47,9 @@ log = get_logger(__name__)
 
 EXIT_THREAD = 70
 """Exit code when a thread of the master failed."""
+
+LIMITS_S = 1.0
+"""The operator's limits are looked at so often."""
 
 AT_ONCE = 128
 """Messages taken from one socket before the other gets its turn and the journal its records."""
@@ -68,6 +72,8 @@ class MasterService:
         self._store = BlobStore(blobs)
         self._core = make_core(settings, ShellSources(self._journal, self._store), _now())
         self._registry = KeyRegistry(settings.keys_dir / "registry.json")
+        self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
+        self._limits_at = 0.0
         self._context: Context = zmq.Context()
         self._authenticator = Authenticator(self._context, self._registry)
         self._wakeup = Wakeup()
@@ -110,6 +116,7 @@ class MasterService:
         for opened in self._sockets.values():
             poller.register(opened, zmq.POLLIN)
         while not self._stopping:
+            self._look_at_limits()
             self._tell(Tick())
             self._flush()
             ready = dict(poller.poll(self._timeout_ms()))
@@ -134,6 +141,19 @@ class MasterService:
                     if isinstance(event, FrontMessage):
                         self._oplog.came(event, _now())
                     self._tell(event)
+
+    def _look_at_limits(self) -> None:
+        """Tell the core of a change of the tenants' limits; while the file is damaged, the old ones hold."""
+        if _now() < self._limits_at:
+            return
+        self._limits_at = _now() + LIMITS_S
+        try:
+            limits = self._limits.changed()
+        except ValueError as error:
+            log.error("limits stay as they are", why=str(error))
+            return
+        if limits is not None:
+            self._tell(LimitsChanged(limits=limits))
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -254,6 +274,7 @@ def make_core(settings: MasterSettings, sources: Sources, now: float) -> MasterC
         batch_wait_s=settings.batch_wait_ms / 1000,
         max_inflight_ops=settings.max_inflight_ops,
         quota_bytes=settings.quota_bytes,
+        max_policies=settings.max_policies,
     )
     prefix, numbers = os.urandom(8).hex(), itertools.count(1)
     return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now)

@@ -24,6 +24,9 @@ from services.master.roster import Roster, Worker
 
 DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 
+_NEW_COST = 0.2
+"""Weight of a task's seconds in what the next one is expected to take."""
+
 EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated
 
 
@@ -36,12 +39,13 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     """One piece of work for an env worker.
 
     Attributes:
-        id: set by the queue.
+        id, since: set by the queue: its name, and when it was submitted.
         tenant, policy: for whom; the policy whose version acts, if any.
         version: that version.
         need: what the worker must serve.
         answer: kind of message that answers it.
         make: builds the message from task id and attempt.
+        scope: whose features of the pictures may be shared, as in `PredictItem`.
         done: called with the answer of the attempt that counts.
         failed: called if it is given up.
     """
@@ -51,11 +55,14 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     version: int = 0
     need: str
     answer: type[EnvAnswer]
+    scope: str = ""
     make: Callable[[str, int], Message]
     done: Callable[[EnvAnswer], None]
     failed: Callable[[Failure], None]
     id: str = ""
+    since: float = 0.0
     attempt: int = 0
+    estimate_s: float = 0.0
     kills: int = 0
     faults: int = 0
     worker: Worker | None = None
@@ -72,12 +79,13 @@ class EnvQueue:
         self._counters = counters
         self._waiting: defaultdict[str, Lanes[Task]] = defaultdict(lambda: Lanes(counters))
         self._running: dict[str, Task] = {}
+        self._costs: dict[str, float] = {}  # seconds of a task, by need
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
         roster.add_staff("env", self)
 
     def submit(self, task: Task) -> None:
         """Add a task."""
-        task.id = self._outbox.new_id()
+        task.id, task.since = self._outbox.new_id(), self._outbox.now
         self._waiting[task.need].push(task.tenant, task)
         self._fill(task.need)
 
@@ -102,7 +110,7 @@ class EnvQueue:
         served = (need for need, workers in self._serving.items() if workers)
         return {need.removeprefix(MOUNTED) for need in served if need.startswith(MOUNTED)}
 
-    def running(self, said: BackMessage, task: str, attempt: int) -> Task:
+    def task(self, said: BackMessage, task: str, attempt: int) -> Task:
         """Return the task for which a worker speaks.
 
         Raises:
@@ -115,28 +123,35 @@ class EnvQueue:
         return running
 
     def waiting(self, tenant: str) -> int:
-        """Number of a tenant's tasks that wait."""
-        return sum(lanes.waiting(tenant) for lanes in self._waiting.values())
+        """Number of a tenant's tasks that wait (for status)."""
+        return sum(not task.cancelled for lanes in self._waiting.values() for task in lanes.of(tenant))
+
+    def running(self, tenant: str) -> int:
+        """Number of a tenant's tasks that run (for status)."""
+        return sum(task.tenant == tenant for task in self._running.values())
+
+    def oldest(self, tenant: str) -> float | None:
+        """When the oldest task of a tenant that waits was submitted; None if none waits (for status)."""
+        waiting = (task for lanes in self._waiting.values() for task in lanes.of(tenant))
+        return min((task.since for task in waiting if not task.cancelled), default=None)
 
     def tenants(self) -> set[str]:
-        """Tenants with tasks here."""
+        """Tenants with tasks here (for status)."""
         return {tenant for lanes in self._waiting.values() for tenant in lanes.tenants()} | {
             task.tenant for task in self._running.values()
         }
-
-    def running_of(self, tenant: str) -> int:
-        """Number of a tenant's tasks that run."""
-        return sum(task.tenant == tenant for task in self._running.values())
 
     # Messages
 
     def on_answer(self, said: BackMessage, message: EnvAnswer) -> None:
         """A worker has done a task, or could not."""
-        task = self.running(said, message.task, message.attempt)
+        task = self.task(said, message.task, message.attempt)
         worker = self._roster.of(said)
         self._roster.take(worker, task.id)
         self._forget(task)
-        self._counters.charge(task.tenant, message.busy_s)
+        self._counters.charge(task.tenant, message.busy_s - task.estimate_s)
+        cost = self._costs.get(task.need, message.busy_s)
+        self._costs[task.need] = cost + _NEW_COST * (message.busy_s - cost)
         error = message.error
         if not isinstance(message, task.answer):
             error = failure(ErrorCode.INTERNAL, f"the env worker answered with '{kind_of(message)}': see its log")
@@ -175,6 +190,7 @@ class EnvQueue:
             if task is None:
                 continue
             self._forget(task)
+            self._counters.charge(task.tenant, -task.estimate_s)
             task.kills += 1
             if task.kills < self._config.kills:
                 self._again(task)
@@ -211,7 +227,7 @@ class EnvQueue:
                 heads = [(need, head) for need in needs if (head := self._waiting[need].head()) is not None]
                 if not heads:
                     break
-                need, _ = min(heads, key=lambda pair: self._counters.used(pair[1]))
+                need, _ = min(heads, key=lambda pair: self._counters.rank(pair[1]))
                 self._give(worker, need)
 
     def _give(self, worker: Worker, need: str) -> None:
@@ -220,6 +236,8 @@ class EnvQueue:
             return
         task.attempt += 1
         task.worker = worker
+        task.estimate_s = self._costs.get(task.need, 0.0)
+        self._counters.charge(task.tenant, task.estimate_s)
         self._running[task.id] = task
         self._roster.give(worker, task.id, task.attempt, task.make(task.id, task.attempt))
 

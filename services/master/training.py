@@ -37,17 +37,24 @@ class Training:
 
     Args:
         payload: gives the inline samples of an op.
+        counters: use by tenant.
     """
 
     def __init__(
-        self, outbox: Outbox, config: CoreConfig, roster: Roster, outcomes: Outcomes, payload: Callable[[Op], bytes]
+        self,
+        outbox: Outbox,
+        config: CoreConfig,
+        roster: Roster,
+        outcomes: Outcomes,
+        payload: Callable[[Op], bytes],
+        counters: Counters,
     ) -> None:
         self._outbox = outbox
         self._config = config
         self._roster = roster
         self._outcomes = outcomes
         self._payload = payload
-        self._counters = Counters()
+        self._counters = counters
         self._trainees: dict[PolicyKey, Trainee] = {}
         self._trainers: dict[str, Trainer] = {}  # by worker name
         self._homeless: dict[str, OrderedDict[PolicyKey, Trainee]] = {}  # by backbone

@@ -48,7 +48,7 @@ def test_cheap_work_gets_more_turns_than_dear_work() -> None:
 
 def test_weights_scale_shares() -> None:
     counters = Counters()
-    counters.set_weight("a", 2.0)
+    counters.set("a", 2.0, 0)
     lanes = filled(counters, a=400, b=400)
     taken = [item[0] for item in (lanes.pop() for _ in range(0)) if item]
     for _ in range(300):
