@@ -2,17 +2,17 @@
 
 In: features under keys that name everything they depend on. Out: the same features, bit for bit, after restarts and to
 other processes of the host. Never: a torn or altered feature (each file carries its checksum), more bytes on disk than
-the budget for long, or a hit across tenants: the scope is part of the key.
+the budget for long, a hit across scopes (the scope is part of the key), or a feature that is lost because another
+scope stores much: whoever takes most gives up its own oldest.
 
-One file a feature, named by its key, written beside and renamed; so processes share a directory without locks. What was
-read lately stays in memory. The oldest files go first when the budget is passed.
+One file a hidden state, in a folder a scope; written beside and renamed, so that processes share a directory without
+locks. What was read lately stays in memory.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +22,13 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from joynexus.vla.feature import Observation, VLAFeature
+from joynexus.vla.feature import VLAFeature
+from joynexus.vla.feature_keys import scope_of
+from joynexus.vla.feature_memory import FeatureMemory, fair_level
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"JNF1"
+_MAGIC = b"JNF2"
 _NAME = 32  # bytes of the backbone's digest
 _HEAD = len(_MAGIC) + 32 + _NAME  # magic, checksum, backbone; then safetensors
 _FILL = 0.9  # an eviction goes down to this share of the budget
@@ -42,74 +44,53 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int
 
 
-def feature_key(
-    observation: Observation,
-    *,
-    scope: str,
-    backbone: str,
-    numerics_class: str,
-    layers: Sequence[int] = (-1,),
-    dtype: str = "float32",
-) -> str:
-    """Name a feature by everything that it depends on, 64 hex digits.
-
-    Args:
-        observation: pictures and instruction.
-        scope: tenant, or `shared:<name>` for data sets and simulators that the operator marks shared.
-        backbone: the backbone's digest.
-        numerics_class: see `joynexus.vla.numerics`.
-        layers: hidden states that are kept.
-        dtype: type of the feature.
-    """
-    hasher = blake3.blake3()
-    head = (scope, backbone, numerics_class, tuple(layers), dtype, observation.instruction)
-    hasher.update(msgspec.msgpack.encode((*head, [image.shape for image in observation.images])))
-    for image in observation.images:
-        hasher.update(image.tobytes())
-    return hasher.hexdigest()
-
-
 class FeatureStore:
     """Features on disk and, the latest used, in memory."""
 
-    def __init__(self, directory: Path, budget_bytes: int, *, memory_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget_bytes: int,
+        *,
+        scope_bytes: int | None = None,
+        memory_bytes: int = 256 << 20,
+    ) -> None:
         """Open a directory, made if it is missing.
 
         Args:
             directory: where features lie; several processes of one host may share it.
             budget_bytes: most bytes on disk.
+            scope_bytes: most bytes of one scope; None: as many as others leave.
             memory_bytes: most bytes of features kept in this process.
 
         Raises:
             ValueError: if a budget is negative.
         """
-        if budget_bytes < 0 or memory_bytes < 0:
+        if budget_bytes < 0 or memory_bytes < 0 or (scope_bytes or 0) < 0:
             raise ValueError("the feature store's budgets cannot be negative")
         self._directory = directory
         self._budget = budget_bytes
-        self._memory_budget = memory_bytes
-        self._memory: OrderedDict[str, VLAFeature] = OrderedDict()
-        self._memory_used = 0
+        self._scope_budget = budget_bytes if scope_bytes is None else min(scope_bytes, budget_bytes)
+        self._memory = FeatureMemory(memory_bytes, scope_bytes=scope_bytes)
         self._hits = self._misses = self._evictions = 0
         directory.mkdir(parents=True, exist_ok=True)
-        self._used = 0
+        self._used: dict[str, int] = {}
+        self._total = 0
         self._unseen = 0
         self._make_room()
 
     @property
     def stats(self) -> StoreStats:
         """Counts since this store was opened."""
-        return StoreStats(hits=self._hits, misses=self._misses, bytes=self._used, evictions=self._evictions)
+        return StoreStats(hits=self._hits, misses=self._misses, bytes=self._total, evictions=self._evictions)
 
-    def get(self, key: str) -> VLAFeature | None:
-        """Return a feature on the CPU, or None if it is not there or its file is damaged."""
-        feature = self._memory.get(key)
-        if feature is not None:
-            self._memory.move_to_end(key)
-        else:
-            feature = self._read(key)
+    def get(self, key: str, layers: Sequence[int]) -> VLAFeature | None:
+        """Return a feature with at least these hidden states, on the CPU; None if one is not there or damaged."""
+        feature = self._memory.get(key, layers)
+        if feature is None:
+            feature = self._read(key, layers)
             if feature is not None:
-                self._remember(key, feature)
+                self._memory.put(key, feature)
         if feature is None:
             self._misses += 1
         else:
@@ -117,15 +98,24 @@ class FeatureStore:
         return feature
 
     def put(self, key: str, feature: VLAFeature) -> None:
-        """Keep a feature; one that is larger than the budget, or finds the disk full, is kept in memory only."""
-        tensors = feature.to_tensors()
-        self._remember(key, VLAFeature.from_tensors(tensors, feature.backbone))
-        body = save(tensors)
-        content = _head(feature.backbone.encode(), body) + body
-        path = self._path(key)
-        if len(content) > self._budget or path.exists():
+        """Keep a feature; what is larger than the budget, or finds the disk full, is kept in memory only."""
+        self._memory.put(key, feature)
+        for layer in feature.layers:
+            self._write(key, layer, feature)
+        over = self._total > self._budget or self._used.get(scope_of(key), 0) > self._scope_budget
+        if over or self._unseen > _RECHECK * self._budget:
+            self._make_room()
+
+    def _write(self, key: str, layer: int, feature: VLAFeature) -> None:
+        path = self._path(key, layer)
+        if path.exists():
             return
-        temporary = path.with_name(f"{key}.{os.getpid()}.tmp")
+        one = VLAFeature({layer: feature.layers[layer]}, feature.token_type, feature.backbone)
+        body = save(one.to_tensors())
+        content = _head(feature.backbone.encode(), body) + body
+        if len(content) > self._scope_budget:
+            return
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
             temporary.write_bytes(content)
@@ -135,16 +125,25 @@ class FeatureStore:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             return
-        self._used += len(content)
+        scope = path.parent.name
+        self._used[scope] = self._used.get(scope, 0) + len(content)
+        self._total += len(content)
         self._unseen += len(content)
-        if self._used > self._budget or self._unseen > _RECHECK * self._budget:
-            self._make_room()
 
-    def _path(self, key: str) -> Path:
-        return self._directory / key[:2] / key
+    def _path(self, key: str, layer: int) -> Path:
+        return self._directory / scope_of(key) / f"{key}.{layer}"
 
-    def _read(self, key: str) -> VLAFeature | None:
-        path = self._path(key)
+    def _read(self, key: str, layers: Sequence[int]) -> VLAFeature | None:
+        parts = []
+        for layer in layers:
+            part = self._read_file(self._path(key, layer))
+            if part is None or layer not in part.layers:
+                return None
+            parts.append(part)
+        merged = {layer: part.layers[layer] for layer, part in zip(layers, parts, strict=True)}
+        return VLAFeature(merged, parts[0].token_type, parts[0].backbone) if parts else None
+
+    def _read_file(self, path: Path) -> VLAFeature | None:
         try:
             with path.open("rb") as file:
                 head, body = file.read(_HEAD), file.read()
@@ -162,36 +161,38 @@ class FeatureStore:
         path.unlink(missing_ok=True)
         return None
 
-    def _remember(self, key: str, feature: VLAFeature) -> None:
-        if feature.nbytes > self._memory_budget:
-            return
-        known = self._memory.pop(key, None)
-        self._memory_used += feature.nbytes - (known.nbytes if known else 0)
-        self._memory[key] = feature
-        while self._memory_used > self._memory_budget:
-            _, dropped = self._memory.popitem(last=False)
-            self._memory_used -= dropped.nbytes
-
     def _make_room(self) -> None:
-        """Look at what lies on disk and, past the budget, remove what was used longest ago."""
-        files = []
+        """Look at what lies on disk and, past a budget, remove what the scopes above their share used longest ago."""
+        files: dict[str, list[tuple[int, int, str]]] = {}
         for folder in os.scandir(self._directory):
             if folder.is_dir():
+                held = files.setdefault(folder.name, [])
                 for entry in os.scandir(folder.path):
                     with suppress(FileNotFoundError):  # another process removed it
                         info = entry.stat()
-                        files.append((info.st_mtime_ns, info.st_size, entry.path))
-        self._used = sum(size for _, size, _ in files)
+                        held.append((info.st_mtime_ns, info.st_size, entry.path))
+        self._used = {scope: sum(size for _, size, _ in held) for scope, held in files.items()}
         self._unseen = 0
-        if self._used <= self._budget:
-            return
-        for _, size, path in sorted(files):
-            if self._used <= _FILL * self._budget:
+        level = self._scope_budget
+        if sum(self._used.values()) > self._budget:
+            level = min(level, fair_level(self._used.values(), int(_FILL * self._budget)))
+        for scope, held in files.items():
+            if self._used[scope] > level:
+                goal = level if level < self._scope_budget else int(_FILL * level)
+                self._used[scope] -= self._evict(sorted(held), self._used[scope] - goal)
+        self._total = sum(self._used.values())
+
+    def _evict(self, oldest_first: list[tuple[int, int, str]], nbytes: int) -> int:
+        """Remove files until so many bytes are gone; return how many went."""
+        gone = 0
+        for _, size, path in oldest_first:
+            if gone >= nbytes:
                 break
             with suppress(FileNotFoundError):
                 os.unlink(path)
                 self._evictions += 1
-            self._used -= size
+            gone += size
+        return gone
 
 
 def _head(backbone: bytes, body: bytes) -> bytes:

@@ -1,8 +1,11 @@
 """What all tenants share: looked up first, then forwarded once, together.
 
-In: what requests need, as keys and observations. Out: a feature for each key, and who caused how many backbone
-forwards. Never: a feature of one scope for another (the scope is part of the key), a second forward of what is stored
-or was just made, or a request that fails because another one's sample made the backbone fail.
+In: what requests need, as keys, observations and hidden states. Out: a feature for each key, and who caused how many
+backbone forwards. Never: a feature of one scope for another (the scope is part of the key), a second forward of what is
+stored or was just made, or a request that fails, or pays, because another one's sample made the backbone fail.
+
+A forward that fails is halved until the samples that fail alone are found. One that fails alone a second time, while
+the backbone still takes a plain sample, is at fault itself. Whatever else went wrong may pass, and is the service's.
 """
 
 from __future__ import annotations
@@ -16,26 +19,31 @@ import torch
 
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.busy import BusyClock
-from joynexus.vla.feature import Observation, VLAFeature
-from joynexus.vla.feature_store import feature_key
+from joynexus.vla.feature import LAST, Observation, VLAFeature
+from joynexus.vla.feature_keys import feature_key
 from joynexus.vla.inputs import refuse
 from joynexus.vla.numerics import numerics_class
 
 log = logging.getLogger(__name__)
 
+_SHORTAGE = (MemoryError, torch.OutOfMemoryError)
+"""What a sample may fail from because others fill the machine."""
+_PLAIN = Observation((), "go")
+"""What every backbone takes."""
+
 
 class Store(Protocol):
-    """Where features are kept between requests (`joynexus.vla.feature_store.FeatureStore`)."""
+    """Where features are kept between requests (`FeatureStore`, `FeatureMemory`)."""
 
-    def get(self, key: str) -> VLAFeature | None:
-        """Return the feature, or None."""
+    def get(self, key: str, layers: Sequence[int]) -> VLAFeature | None:
+        """Return the feature with at least these hidden states, or None."""
 
     def put(self, key: str, feature: VLAFeature) -> None:
         """Keep it, if the budget allows."""
 
 
 class ForwardFailed(RuntimeError):  # noqa: N818 - says what happened
-    """The backbone failed on a sample that `Backbone.check` had found good: a fault of the service."""
+    """The backbone failed, and it is not the sample's fault: the same may succeed later."""
 
 
 @dataclass
@@ -44,15 +52,21 @@ class Need:
 
     Attributes:
         keys: one a sample, in order; equal samples have equal keys.
+        layers: hidden states that each feature must have.
+        store: keeps its features; None keeps nothing.
         found: features by key.
         missing: observations still to be forwarded, by key.
-        forwards: samples that went through the backbone for this request.
+        poison: keys of observations that made the backbone fail.
+        forwards: samples that went through the backbone and that it was the first to want.
         busy_s: its share of the forwards' busy time.
     """
 
     keys: Sequence[str]
+    layers: tuple[int, ...] = (LAST,)
+    store: Store | None = None
     found: dict[str, VLAFeature] = field(default_factory=dict)
     missing: dict[str, Observation] = field(default_factory=dict)
+    poison: set[str] = field(default_factory=set)
     forwards: int = 0
     busy_s: float = 0.0
 
@@ -60,12 +74,19 @@ class Need:
         """Return one feature a sample, in order.
 
         Raises:
-            ForwardFailed: if the backbone failed on one.
+            JoyNexusError: `BAD_DATA` if a sample makes the backbone fail whenever it is tried.
+            ForwardFailed: if the backbone failed through no fault of a sample.
         """
         for row, key in enumerate(self.keys):
-            if key not in self.found:
-                raise ForwardFailed(f"the backbone failed on sample {row}")
+            if key in self.poison:
+                refuse(f"sample {row} makes the backbone fail whenever it is tried: leave it out")
+        if self.missing:
+            raise ForwardFailed("the backbone failed; the service's log has the reason")
         return [self.found[key] for key in self.keys]
+
+
+_Wanting = dict[str, list[Need]]
+"""By key, the needs that lack it."""
 
 
 class SharedForward:
@@ -106,21 +127,29 @@ class SharedForward:
             dtype=self._dtype,
         )
 
-    def look_up(self, keys: Sequence[str], observe: Callable[[int], Observation]) -> Need:
+    def look_up(
+        self,
+        keys: Sequence[str],
+        observe: Callable[[int], Observation],
+        layers: tuple[int, ...] = (LAST,),
+        store: Store | None = None,
+    ) -> Need:
         """Find what is stored, and check what is not.
 
         Args:
             keys: key of each sample.
             observe: gives the observation of a sample; called only for samples that are not stored.
+            layers: hidden states that are needed.
+            store: where features are looked for and kept, if not in the usual one.
 
         Raises:
             JoyNexusError: `BAD_DATA` if the backbone cannot take an observation.
         """
-        need = Need(keys)
+        need = Need(keys, layers, store or self._store)
         for row, key in enumerate(keys):
             if key in need.found or key in need.missing:
                 continue
-            stored = self._store.get(key) if self._store is not None else None
+            stored = need.store.get(key, layers) if need.store is not None else None
             if stored is not None:
                 need.found[key] = _on(self._backbone.device, stored)
                 continue
@@ -133,11 +162,15 @@ class SharedForward:
         return need
 
     def complete(self, needs: Sequence[Need]) -> None:
-        """Forward all that is missing, together; a need is charged for the samples that it is the first to want.
+        """Forward all that is missing, together: each sample once, with the hidden states that any of them wants.
 
-        A sample that makes the backbone fail stays missing, and `Need.features` says so.
+        Busy time is divided by tokens, and a sample's part by all who want it. A sample that makes the backbone fail
+        stays missing, and `Need.features` says so; the time that this took is charged to those who want it.
+
+        Raises:
+            Exception: what the backbone raised, if it does not even take a plain sample any more.
         """
-        wanting: dict[str, list[Need]] = {}
+        wanting: _Wanting = {}
         for need in needs:
             for key in need.missing:
                 wanting.setdefault(key, []).append(need)
@@ -145,29 +178,58 @@ class SharedForward:
         for start in range(0, len(keys), self._max_rows):
             self._forward(keys[start : start + self._max_rows], wanting)
 
-    def _forward(self, keys: Sequence[str], wanting: dict[str, list[Need]]) -> None:
+    def _forward(self, keys: Sequence[str], wanting: _Wanting, *, again: bool = False) -> Sequence[str]:
+        """Forward samples; return the keys of those on which it failed."""
         elapsed = self._clock.start()
+        layers = {layer for key in keys for need in wanting[key] for layer in need.layers}
         try:
-            made = self._backbone.forward([wanting[key][0].missing[key] for key in keys])
+            made = self._backbone.forward([wanting[key][0].missing[key] for key in keys], tuple(sorted(layers)))
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew
-        except Exception as error:  # whatever it is, one tenant's sample must not take the others down: halve
-            log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=len(keys) == 1)
-            if len(keys) > 1:
-                middle = len(keys) // 2
-                self._forward(keys[:middle], wanting)
-                self._forward(keys[middle:], wanting)
-            return
-        share = elapsed() / len(keys)
+        except Exception as error:  # whatever it is, one tenant's sample must not take the others down
+            wasted = elapsed()
+            log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=again)
+            failed = self._seek(keys, wanting, error, again=again)
+            for key in failed:
+                _charge(wanting[key], wasted / len(failed))
+            return failed
+        busy_s, tokens = elapsed(), sum(feature.length for feature in made)
         for key, feature in zip(keys, made, strict=True):
-            if self._store is not None:
-                self._store.put(key, feature)
-            wanting[key][0].forwards += 1
-            wanting[key][0].busy_s += share
-            for need in wanting[key]:
-                need.found[key] = feature
-                del need.missing[key]
+            _hand_out(key, feature, wanting[key])
+            _charge(wanting[key], busy_s * feature.length / tokens)
         self._advance()
+        return ()
+
+    def _seek(self, keys: Sequence[str], wanting: _Wanting, error: Exception, *, again: bool) -> Sequence[str]:
+        """Find the samples at fault in a forward that failed; return all on which it fails."""
+        if len(keys) > 1:
+            middle = len(keys) // 2
+            return [*self._forward(keys[:middle], wanting), *self._forward(keys[middle:], wanting)]
+        if not again:
+            return self._forward(keys, wanting, again=True)
+        if not isinstance(error, _SHORTAGE):
+            counted = self._backbone.samples_forwarded
+            self._backbone.forward([_PLAIN])  # if even this fails, let it raise: this process must start anew
+            self._backbone.samples_forwarded = counted
+            for need in wanting[keys[0]]:
+                need.poison.add(keys[0])
+        return keys
+
+
+def _hand_out(key: str, feature: VLAFeature, wanting: Sequence[Need]) -> None:
+    """Give a feature to all that lack it, and let their stores keep it."""
+    wanting[0].forwards += 1
+    for store in {id(need.store): need.store for need in wanting}.values():
+        if store is not None:
+            store.put(key, feature)
+    for need in wanting:
+        need.found[key] = feature
+        del need.missing[key]
+
+
+def _charge(needs: Sequence[Need], busy_s: float) -> None:
+    for need in needs:
+        need.busy_s += busy_s / len(needs)
 
 
 def _on(device: torch.device, feature: VLAFeature) -> VLAFeature:

@@ -171,7 +171,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
         checkpoint: for `checkpoint` (and `save_state`): blob digest, put into the blob store before this was sent.
         nbytes: size of the blob in `checkpoint` or `result.digest`.
         step: optimizer steps of the policy so far.
-        busy_s: the item's share of busy time (a shared forward divided by rows).
+        busy_s: the item's share of busy time (a shared forward divided by tokens).
         samples, backbone_forwards: counts for metering.
         slot_bytes: memory that the policy takes in the trainer: parameters, gradients and moments.
         last: the group is done.

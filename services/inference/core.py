@@ -4,6 +4,9 @@ In: a `PredictGroup` with its buffers, and offers of new versions. Out: `Predict
 or `WeightsRefused`. Never: sockets, actions that depend on who else is in the group, or a request that fails because
 another one is bad: what is wrong with a request is found before it joins the forward, and a row that makes a forward
 fail nevertheless is found by halving the group.
+
+Features of a data set's pictures (`PredictItem.feature_scope`) go to the store that all roles of the host share; those
+of a robot's or simulator's stay in memory for a while, so that several versions may act on the same moment.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from joynexus.vla import inputs
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.busy import BusyClock
 from joynexus.vla.feature import Observation
-from joynexus.vla.shared_forward import Need, SharedForward, Store
+from joynexus.vla.feature_memory import FeatureMemory
+from joynexus.vla.shared_forward import ForwardFailed, Need, SharedForward, Store
 from joynexus.wire import limits
 from joynexus.wire.arrays import ArrayPacker, Buffer, rebuild
 from joynexus.wire.back import (
@@ -35,7 +39,6 @@ from joynexus.wire.back import (
 )
 from joynexus.wire.errors import ErrorCode, Failure, JoyNexusError, WireError, failure
 from joynexus.wire.front import Act
-from services.inference.texts import TextMemory
 from services.inference.versions import OpenBlob, Served, Shelf
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,9 @@ class PredictEngine:
     Args:
         backbone: shared and frozen.
         open_blob: gives a version's file.
-        features: keeps features between groups; None keeps those of instructions without pictures only.
+        features: keeps features of data sets; None keeps them as the others.
+        keep_all: keep all features there.
+        memory_bytes: most bytes of the features that are kept in memory only.
         max_versions, budget_bytes: versions in memory at most.
         clock: measures busy time; None takes the backbone's device.
         max_rows: rows in one forward at most.
@@ -73,6 +78,8 @@ class PredictEngine:
         open_blob: OpenBlob,
         features: Store | None = None,
         *,
+        keep_all: bool = False,
+        memory_bytes: int = 256 << 20,
         max_versions: int = 32,
         budget_bytes: int = 4 * 1024**3,
         clock: BusyClock | None = None,
@@ -80,8 +87,9 @@ class PredictEngine:
     ) -> None:
         self._clock = clock or BusyClock(backbone.device)
         self._shelf = Shelf(backbone, open_blob, max_versions=max_versions, budget_bytes=budget_bytes)
-        store = TextMemory() if features is None else features
-        self._forward = SharedForward(backbone, store, self._clock, max_rows=max_rows)
+        self._features = features
+        self._keep_all = keep_all
+        self._forward = SharedForward(backbone, FeatureMemory(memory_bytes), self._clock, max_rows=max_rows)
 
     def load(self, offer: WeightsOffer) -> WeightsApplied | WeightsRefused:
         """Take a version into memory beside those that act; may run on a thread of its own."""
@@ -114,8 +122,10 @@ class PredictEngine:
         try:
             served = self._shelf.get(item.tenant, item.policy, item.version, item.digest)
             state, seeds, seen = _read(item, buffers, served)
-            keys = [self._forward.key(f"tenant:{item.tenant}", observation) for observation in seen]
-            need = self._forward.look_up(keys, seen.__getitem__)
+            scope = item.feature_scope or f"tenant:{item.tenant}"
+            keys = [self._forward.key(scope, observation) for observation in seen]
+            store = self._features if item.feature_scope or self._keep_all else None
+            need = self._forward.look_up(keys, seen.__getitem__, served.policy.layers, store)
         except JoyNexusError as error:
             refused = error.failure
         except torch.AcceleratorError:
@@ -143,6 +153,9 @@ class PredictEngine:
             answer = msgspec.structs.replace(answer, actions=packer.add(actions))
         except JoyNexusError as error:
             answer = msgspec.structs.replace(answer, error=error.failure)
+        except ForwardFailed as error:
+            unavailable = failure(ErrorCode.UNAVAILABLE, f"{error}: ask again", retry_after_ms=1000)
+            answer = msgspec.structs.replace(answer, error=unavailable)
         except torch.AcceleratorError:
             raise  # as in _prepare
         except Exception:  # as in _prepare

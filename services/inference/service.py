@@ -46,9 +46,15 @@ def run(settings: InferenceSettings) -> None:
                 )
             except ValueError as error:
                 raise SystemExit(f"the inference service cannot start: {error}") from error
-            budget = settings.feature_budget_bytes if settings.keep_features else 0
+            budget = settings.feature_budget_bytes
             store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
-            engine = PredictEngine(backbone, runtime.blobs.fetch, store, max_versions=settings.max_slots)
+            engine = PredictEngine(
+                backbone,
+                runtime.blobs.fetch,
+                store,
+                keep_all=settings.keep_features,
+                max_versions=settings.max_slots,
+            )
         log.info("ready", **detail)
         runtime.register(
             Register(

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from joynexus.vla.busy import BusyClock
-from joynexus.vla.shared_forward import Need, SharedForward
+from joynexus.vla.shared_forward import ForwardFailed, Need, SharedForward
 from joynexus.wire.arrays import Buffer
 from joynexus.wire.back import OpenSlot, SlotFailed, TrainDone, TrainGroup, TrainItem
 from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
@@ -143,7 +143,7 @@ class GroupRun:
         if item.kind not in NEEDS_FEATURES:
             return self._ops.do(slot, item)
         batch = self._reader.read(item, self._buffers, slot.spec)
-        return _Ready(item, batch, self._forward.look_up(batch.keys, batch.observe))
+        return _Ready(item, batch, self._forward.look_up(batch.keys, batch.observe, slot.trained.layers))
 
     def _finish(self, op: _Ready) -> Answer:
         """Do the private part of a training op."""
@@ -165,7 +165,7 @@ class GroupRun:
             return work()
         except JoyNexusError as error:
             return make_done(self._slots[key], item, error=error.failure)
-        except (OutOfOrder, Unreachable) as error:
+        except (OutOfOrder, Unreachable, ForwardFailed) as error:
             return self._fail(key, ErrorCode.UNAVAILABLE, str(error))
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew

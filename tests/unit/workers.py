@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import blake3
@@ -33,27 +33,47 @@ WRECK = "wreck"
 
 
 class NoiseBackbone(Backbone):
-    """Features are noise seeded by the observation: four tokens a picture, one a word."""
+    """Features are noise seeded by the observation: four tokens a picture, one a word; each hidden state differs.
+
+    Attributes:
+        groups: samples in each forward.
+        unions: hidden states asked for in each forward.
+        faults: exceptions that the next forwards raise, whatever they are given.
+    """
+
+    kernel = "noise"
 
     def __init__(self) -> None:
         super().__init__(
             name="noise", digest="ab" * 16, hidden_size=16, device=torch.device("cpu"), dtype=torch.float32
         )
         self.groups: list[int] = []
+        self.unions: list[tuple[int, ...]] = []
+        self.faults: list[Exception] = []
+
+    def check_layers(self, layers: Collection[int]) -> None:
+        if not set(layers) <= {LAST, 0, 1, 2}:
+            raise ValueError(f"the noise backbone has hidden states -1 to 2, not {sorted(layers)}")
+
+    def tokens(self, observation: Observation) -> int:
+        return 4 * len(observation.images) + 1 + len(observation.instruction.split())
 
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
         self.groups.append(len(observations))
+        self.unions.append(layers)
+        if self.faults:
+            raise self.faults.pop(0)
         if any(WRECK in observation.instruction for observation in observations):
             raise RuntimeError("the noise backbone was wrecked")
-        return [self._one(observation) for observation in observations]
+        return [self._one(observation, layers) for observation in observations]
 
-    def _one(self, observation: Observation) -> VLAFeature:
+    def _one(self, observation: Observation, layers: tuple[int, ...]) -> VLAFeature:
         content = b"".join(image.tobytes() for image in observation.images) + observation.instruction.encode()
         seed = int.from_bytes(blake3.blake3(content).digest()[:8], "little")
         kinds = [IMAGE] * 4 * len(observation.images) + [TEXT] * (1 + len(observation.instruction.split()))
         tokens = np.random.default_rng(seed).standard_normal((len(kinds), self.hidden_size), dtype=np.float32)
         return VLAFeature(
-            layers={LAST: torch.from_numpy(tokens)},
+            layers={layer: torch.from_numpy(tokens) * (1 if layer == LAST else 2 + layer) for layer in layers},
             token_type=torch.tensor(kinds, dtype=torch.uint8),
             backbone=self.digest,
         )
@@ -65,8 +85,9 @@ class MemoryStore:
     def __init__(self) -> None:
         self.held: dict[str, VLAFeature] = {}
 
-    def get(self, key: str) -> VLAFeature | None:
-        return self.held.get(key)
+    def get(self, key: str, layers: Sequence[int]) -> VLAFeature | None:
+        feature = self.held.get(key)
+        return feature if feature is not None and feature.layers.keys() >= set(layers) else None
 
     def put(self, key: str, feature: VLAFeature) -> None:
         self.held[key] = feature

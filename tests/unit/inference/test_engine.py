@@ -14,7 +14,6 @@ import torch
 from common.blobs import BlobStore
 from joynexus.specs import PolicySpec
 from joynexus.vla.exported import ExportedPolicy, export_policy
-from joynexus.vla.feature import Observation
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version, write_version
 from joynexus.wire import ErrorCode, rebuild
@@ -22,8 +21,18 @@ from joynexus.wire.arrays import ArrayPacker, Buffer
 from joynexus.wire.back import Predicted, PredictGroup, PredictItem, WeightsApplied, WeightsOffer, WeightsRefused
 from joynexus.wire.front import Act
 from services.inference.core import PredictEngine
-from services.inference.texts import TextMemory
-from tests.unit.workers import SIDE, WRECK, Arrays, MemoryStore, NoiseBackbone, contract, spec
+from tests.unit.workers import (
+    SIDE,
+    WRECK,
+    Arrays,
+    Bench,
+    Group,
+    MemoryStore,
+    NoiseBackbone,
+    contract,
+    opening,
+    spec,
+)
 
 
 class Desk:
@@ -62,6 +71,7 @@ class Desk:
                     act=act,
                     first_buffer=len(buffers),
                     buffers=len(own),
+                    feature_scope=request.scope,
                 )
             )
             buffers += own
@@ -83,9 +93,18 @@ class Desk:
 
 class Request:
     def __init__(
-        self, digest: str, arrays: Arrays, *, version: int = 1, tenant: str = "ann", contract: str = ""
+        self,
+        digest: str,
+        arrays: Arrays,
+        *,
+        version: int = 1,
+        tenant: str = "ann",
+        contract: str = "",
+        scope: str = "",
+        seeds: tuple[int, ...] = (),
     ) -> None:
-        self.digest, self.arrays, self.version, self.tenant, self.contract = digest, arrays, version, tenant, contract
+        self.digest, self.arrays, self.version, self.tenant = digest, arrays, version, tenant
+        self.contract, self.scope, self.seeds = contract, scope, seeds
 
     def pack(self) -> tuple[bytes, list[Buffer]]:
         packer, arrays = ArrayPacker(), self.arrays
@@ -95,6 +114,7 @@ class Request:
             images=tuple(packer.add(image) for image in arrays.images),
             instructions=tuple(arrays.instructions),
             contract=self.contract,
+            seeds=self.seeds,
         )
         return msgspec.msgpack.encode(act), packer.buffers
 
@@ -153,25 +173,81 @@ def test_an_instruction_without_pictures_is_forwarded_once_in_its_life(desk: Des
     assert desk.backbone.samples_forwarded == 1
 
 
-def test_remembered_instructions_stay_within_their_budget() -> None:
-    features = NoiseBackbone().forward([Observation((), f"task {number}") for number in range(4)])
-    memory = TextMemory(3 * features[0].nbytes)
-    for number, feature in enumerate(features[:3]):
-        memory.put(str(number), feature)
-    memory.get("0")
-    memory.put("3", features[3])
-    assert [key for key in "0123" if memory.get(key) is not None] == ["0", "2", "3"]
-    memory.put("endless", NoiseBackbone().forward([Observation((), "word " * 100)])[0])
-    assert [key for key in ("0", "2", "3", "endless") if memory.get(key) is not None] == ["0", "2", "3"]
+def test_three_versions_asked_about_the_same_states_share_one_forward_whatever_their_groups(desk: Desk) -> None:
+    versions = [desk.version(number)[0] for number in (1, 2, 3)]
+    states = [Arrays(seed, rows=2) for seed in range(3)]
+    forwards = [
+        answer.backbone_forwards
+        for arrays in states
+        for number, digest in enumerate(versions, start=1)
+        for answer in desk.predict(Request(digest, arrays, version=number))
+    ]
+    assert desk.backbone.samples_forwarded == sum(forwards) == 6
+    together = Desk(desk.folder / "together")
+    for number in (1, 2, 3):
+        together.version(number)
+    answers = together.predict(*(Request(d, states[0], version=n) for n, d in enumerate(versions, start=1)))
+    assert together.backbone.samples_forwarded == 2
+    assert [answer.backbone_forwards for answer in answers] == [2, 0, 0]
 
 
-def test_pictures_are_forwarded_again_unless_a_store_is_given(tmp_path: Path) -> None:
-    for store, forwards in ((None, 4), (MemoryStore(), 2)):
-        desk = Desk(tmp_path / str(forwards), features=store)
+def test_everybody_who_wants_a_sample_pays_a_share_of_it(tmp_path: Path) -> None:
+    class Ticks:
+        """Every measurement takes one second."""
+
+        def start(self) -> Callable[[], float]:
+            return lambda: 1.0
+
+    desk = Desk(tmp_path, clock=Ticks())
+    digests = [desk.version(number)[0] for number in (1, 2)]
+    same, own = Arrays(1, rows=1), Arrays(2, rows=1)
+    answers = desk.predict(Request(digests[0], same), Request(digests[1], same, version=2), Request(digests[0], own))
+    # Reading and private part take a second each; the forward of two samples half a second each, one for two.
+    assert [answer.busy_s for answer in answers] == [2.25, 2.25, 2.5]
+
+
+def test_a_private_observation_is_nobody_elses_hit_and_a_shared_sets_is_everybodys(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, features=MemoryStore())
+    digest, _ = desk.version(1)
+    same = Arrays(1, rows=1)
+    for scope, forwards in (("", [1, 1]), ("shared:reach", [1, 0])):
+        answers = [
+            answer.backbone_forwards
+            for tenant in ("ann", "bob")
+            for answer in desk.predict(Request(digest, same, tenant=tenant, scope=scope))
+        ]
+        assert answers == forwards
+
+
+def test_only_features_of_data_sets_go_to_the_hosts_store_unless_all_are_kept(tmp_path: Path) -> None:
+    for keep_all, kept in ((False, 2), (True, 4)):
+        store = MemoryStore()
+        desk = Desk(tmp_path / str(kept), features=store, keep_all=keep_all)
         digest, _ = desk.version(1)
-        for _ in range(2):
-            desk.predict(Request(digest, Arrays(1, rows=2)))
-        assert desk.backbone.samples_forwarded == forwards
+        desk.predict(Request(digest, Arrays(1, rows=2)), Request(digest, Arrays(2, rows=2), scope="tenant:ann"))
+        assert len(store.held) == kept
+
+
+def test_features_of_a_data_set_that_training_made_are_not_made_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    arrays = Arrays(1, rows=3)
+    bench = Bench(tmp_path / "trainer")
+    bench.features = store
+    bench.fresh()
+    bench.done(Group(opening("arm")).train("arm", 1, arrays, feature_scope="tenant:ann"))
+    desk = Desk(tmp_path / "inference", features=store)
+    (answer,) = desk.predict(Request(desk.version(1)[0], arrays, scope="tenant:ann"))
+    assert answer.backbone_forwards == desk.backbone.samples_forwarded == 0
+
+
+def test_what_is_kept_in_memory_stays_within_its_budget(tmp_path: Path) -> None:
+    size = NoiseBackbone().forward(Arrays(1, rows=1).observations())[0].nbytes
+    desk = Desk(tmp_path, memory_bytes=2 * size)
+    digest, _ = desk.version(1)
+    first = Arrays(1, rows=1)
+    for arrays in (first, Arrays(2, rows=1), Arrays(3, rows=1), first):
+        (answer,) = desk.predict(Request(digest, arrays))
+        assert answer.backbone_forwards == 1
 
 
 WRONG: dict[str, tuple[Callable[[Arrays], object], ErrorCode, str]] = {
@@ -250,10 +326,29 @@ def test_a_row_that_wrecks_the_forward_fails_alone(desk: Desk, place: int) -> No
     for number, answer in enumerate(desk.predict(*requests)):
         if number == place:
             assert answer.error is not None
-            assert answer.error.code == ErrorCode.INTERNAL
-            assert "wrecked" not in answer.error.message
+            assert answer.error.code == ErrorCode.BAD_DATA
+            assert "sample 1 makes the backbone fail" in answer.error.message
         else:
             assert np.array_equal(desk.actions(answer), desk.alone(policy, requests[number]))
+
+
+def test_a_group_that_finds_no_memory_for_one_row_has_that_one_ask_again(desk: Desk) -> None:
+    digest, policy = desk.version(1)
+    desk.backbone.faults = [MemoryError("others have it all")] * 3
+    requests = [Request(digest, Arrays(seed, rows=1)) for seed in range(2)]
+    wrong, right = desk.predict(*requests)
+    assert wrong.error is not None
+    assert (wrong.error.code, wrong.error.retry_after_ms > 0) == (ErrorCode.UNAVAILABLE, True)
+    assert np.array_equal(desk.actions(right), desk.alone(policy, requests[1]))
+
+
+@pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
+def test_seeds_that_are_not_one_a_row_are_refused(desk: Desk, seeds: tuple[int, ...]) -> None:
+    digest, _ = desk.version(1)
+    (answer,) = desk.predict(Request(digest, Arrays(1, rows=2), seeds=seeds))
+    assert answer.error is not None
+    assert answer.error.code == ErrorCode.INVALID
+    assert f"{len(seeds)} seeds came for 2 rows" in answer.error.message
 
 
 def test_a_fault_in_one_private_part_fails_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +357,7 @@ def test_a_fault_in_one_private_part_fails_alone(desk: Desk, monkeypatch: pytest
     good = Request(second, Arrays(2, rows=1), version=2)
     desk.predict(Request(first, Arrays(1, rows=1)), good)
 
-    def burst(*_: object) -> None:
+    def burst(*_: object, **__: object) -> None:
         raise MemoryError("no memory left")
 
     monkeypatch.setattr(desk.engine._shelf.get("ann", "arm", 1, first).policy, "act", burst)
