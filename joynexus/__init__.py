@@ -16,12 +16,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joynexus.client import AsyncClient as AsyncClient
+    from joynexus.client import AsyncJob as AsyncJob
+    from joynexus.client import AsyncPolicy as AsyncPolicy
     from joynexus.client import Batch as Batch
     from joynexus.client import Chunk as Chunk
     from joynexus.client import Client as Client
     from joynexus.client import Job as Job
     from joynexus.client import Policy as Policy
     from joynexus.client import connect as connect
+    from joynexus.client import connect_async as connect_async
     from joynexus.contract import Camera as Camera
     from joynexus.contract import Contract as Contract
     from joynexus.contract import Statistics as Statistics
@@ -39,7 +43,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "joynexus.client": ("Batch", "Chunk", "Client", "Job", "Policy", "connect"),
+    "joynexus.client": (
+        "AsyncClient", "AsyncJob", "AsyncPolicy", "Batch", "Chunk", "Client", "Job", "Policy", "connect",
+        "connect_async",
+    ),
     "joynexus.contract": ("Camera", "Contract", "Statistics"),
     "joynexus.specs": (
         "EvaluateDatasetSpec", "EvaluateSpec", "OptimizerSpec", "PolicySpec", "SftPolicy", "SftSpec", "load_job",

@@ -6,14 +6,16 @@ partial file under its final name, or a second upload of what the service has al
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
 
+from joynexus.client._flow import Flow, answered, worked
 from joynexus.client._io import Connection, answer_of
 from joynexus.wire import ErrorCode, JoyNexusError, Packet, failure
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
@@ -43,8 +45,16 @@ class LocalBlob:
             return LocalBlob(blake3.blake3().update_mmap(source).hexdigest(), source.stat().st_size, source)
         return LocalBlob(blake3.blake3(source).hexdigest(), len(source), source)
 
+    def read(self, start: int) -> bytes:
+        """Return the chunk that begins at `start`."""
+        if isinstance(self.source, bytes):
+            return self.source[start : start + CHUNK_BYTES]
+        with self.source.open("rb") as file:
+            file.seek(start)
+            return file.read(min(CHUNK_BYTES, self.nbytes - start))
 
-def missing(connection: Connection, blobs: Sequence[LocalBlob]) -> list[tuple[LocalBlob, int]]:
+
+def missing(connection: Connection, blobs: Sequence[LocalBlob]) -> Flow[list[tuple[LocalBlob, int]]]:
     """Ask which blobs the service lacks.
 
     Returns:
@@ -54,22 +64,22 @@ def missing(connection: Connection, blobs: Sequence[LocalBlob]) -> list[tuple[Lo
     asked: deque[tuple[LocalBlob, Future[BlobOffset]]] = deque()
     lacking: list[tuple[LocalBlob, int]] = []
 
-    def take() -> None:
+    def take() -> Flow[None]:
         blob, future = asked.popleft()
-        answer = future.result()
+        answer = yield from answered(future)
         if not answer.complete:
             lacking.append((blob, answer.offset))
 
     for blob in distinct:
         asked.append((blob, _begin(connection, blob)))
         if len(asked) > WINDOW:
-            take()
+            yield from take()
     while asked:
-        take()
+        yield from take()
     return lacking
 
 
-def upload(connection: Connection, blob: LocalBlob, progress: Progress = lambda _: None) -> None:
+def upload(connection: Connection, blob: LocalBlob, progress: Progress = lambda _: None) -> Flow[None]:
     """Send a blob, from where an earlier upload stopped; nothing is sent if the service has it.
 
     Raises:
@@ -77,11 +87,11 @@ def upload(connection: Connection, blob: LocalBlob, progress: Progress = lambda 
     """
     restarts = 0
     while True:
-        begun = _begin(connection, blob).result()
+        begun = yield from answered(_begin(connection, blob))
         if begun.complete:
             return
         try:
-            if _send_chunks(connection, blob, begun.offset, progress):
+            if (yield from _send_chunks(connection, blob, begun.offset, progress)):
                 return
         except JoyNexusError as error:
             # INVALID: a chunk was lost on a broken connection and the next one left a hole; ask where to go on.
@@ -92,11 +102,12 @@ def upload(connection: Connection, blob: LocalBlob, progress: Progress = lambda 
             raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, f"blob {blob.digest[:12]} could not be sent: try again"))
 
 
-def _send_chunks(connection: Connection, blob: LocalBlob, offset: int, progress: Progress) -> bool:
+def _send_chunks(connection: Connection, blob: LocalBlob, offset: int, progress: Progress) -> Flow[bool]:
     """Send everything from `offset` on; return whether the service has verified the whole."""
     under_way: deque[tuple[int, Future[BlobOffset]]] = deque()
     complete = False
-    for start, data in _chunks(blob, offset):
+    for start in range(offset, max(blob.nbytes, offset + 1), CHUNK_BYTES):
+        data = yield from worked(functools.partial(blob.read, start))
         message = BlobChunk(digest=blob.digest, offset=start)
         future = connection.ask(
             message, answer_of(BlobOffset), buffers=(data,), channel="bulk", patience_s=PATIENCE_S, resend_s=10.0
@@ -104,23 +115,12 @@ def _send_chunks(connection: Connection, blob: LocalBlob, offset: int, progress:
         under_way.append((len(data), future))
         if len(under_way) >= WINDOW:
             size, first = under_way.popleft()
-            complete |= first.result().complete
+            complete |= (yield from answered(first)).complete
             progress(size)
     for size, future in under_way:
-        complete |= future.result().complete
+        complete |= (yield from answered(future)).complete
         progress(size)
     return complete
-
-
-def _chunks(blob: LocalBlob, offset: int) -> Iterable[tuple[int, bytes]]:
-    if isinstance(blob.source, bytes):
-        for start in range(offset, max(blob.nbytes, offset + 1), CHUNK_BYTES):
-            yield start, blob.source[start : start + CHUNK_BYTES]
-        return
-    with blob.source.open("rb") as file:
-        file.seek(offset)
-        for start in range(offset, max(blob.nbytes, offset + 1), CHUNK_BYTES):
-            yield start, file.read(min(CHUNK_BYTES, blob.nbytes - start))
 
 
 def _begin(connection: Connection, blob: LocalBlob) -> Future[BlobOffset]:
@@ -128,7 +128,7 @@ def _begin(connection: Connection, blob: LocalBlob) -> Future[BlobOffset]:
     return connection.ask(message, answer_of(BlobOffset), channel="bulk", patience_s=PATIENCE_S)
 
 
-def download(connection: Connection, digest: str, target: Path, progress: Progress = lambda _: None) -> None:
+def download(connection: Connection, digest: str, target: Path, progress: Progress = lambda _: None) -> Flow[None]:
     """Fetch a blob into a file; a partial file of an earlier try is continued.
 
     Raises:
@@ -137,37 +137,42 @@ def download(connection: Connection, digest: str, target: Path, progress: Progre
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{digest[:16]}.partial")
     with partial.open("ab") as file:
-        for data in _pieces(connection, digest, file.tell()):
+
+        def keep(data: bytes) -> None:
             file.write(data)
             progress(len(data))
-    if blake3.blake3().update_mmap(partial).hexdigest() != digest:
+
+        yield from _receive(connection, digest, file.tell(), keep)
+    if (yield from worked(lambda: blake3.blake3().update_mmap(partial).hexdigest())) != digest:
         partial.unlink()
         raise _damaged(digest)
     partial.replace(target)
 
 
-def fetch(connection: Connection, digest: str) -> bytes:
+def fetch(connection: Connection, digest: str) -> Flow[bytes]:
     """Fetch a blob into memory; errors as for `download`."""
-    data = b"".join(_pieces(connection, digest, 0))
-    if blake3.blake3(data).hexdigest() != digest:
+    pieces: list[bytes] = []
+    yield from _receive(connection, digest, 0, pieces.append)
+    data = b"".join(pieces)
+    if (yield from worked(lambda: blake3.blake3(data).hexdigest())) != digest:
         raise _damaged(digest)
     return data
 
 
-def _pieces(connection: Connection, digest: str, offset: int) -> Iterable[bytes]:
-    """Yield a blob's bytes from `offset` on, reading ahead as soon as its size is known."""
-    first, nbytes = _read(connection, digest, offset).result()
-    yield first
+def _receive(connection: Connection, digest: str, offset: int, keep: Callable[[bytes], None]) -> Flow[None]:
+    """Hand over a blob's bytes from `offset` on, reading ahead as soon as its size is known."""
+    first, nbytes = yield from answered(_read(connection, digest, offset))
+    yield from worked(lambda: keep(first))
     position = asked = offset + len(first)
     ahead: deque[Future[tuple[bytes, int]]] = deque()
     while position < nbytes:
         while asked < nbytes and len(ahead) < WINDOW:
             ahead.append(_read(connection, digest, asked))
             asked += CHUNK_BYTES
-        data, _ = ahead.popleft().result()
+        data, _ = yield from answered(ahead.popleft())
         if len(data) != min(CHUNK_BYTES, nbytes - position):
             raise _damaged(digest)
-        yield data
+        yield from worked(functools.partial(keep, data))
         position += len(data)
 
 

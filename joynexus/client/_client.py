@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import joynexus
-from joynexus.client._datasets import Datasets
+from joynexus.client._datasets import Datasets, DatasetVerbs
+from joynexus.client._flow import Flow, answered, blocking, run
 from joynexus.client._io import Connection, answer_of
-from joynexus.client._jobs import Job
-from joynexus.client._policy import Policy
+from joynexus.client._jobs import Job, JobVerbs
+from joynexus.client._policy import Policy, PolicyVerbs
 from joynexus.contract import Contract, Statistics
 from joynexus.keys import ClusterFile
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PolicySpec, SftSpec, check_name
@@ -30,6 +32,7 @@ from joynexus.wire.front import (
     JobList,
     ListJobs,
     ListPolicies,
+    MovePolicy,
     PolicyInfo,
     PolicyList,
     Status,
@@ -40,6 +43,11 @@ from joynexus.wire.front import (
 from joynexus.wire.limits import PROTOCOL, PROTOCOL_MIN
 
 M = TypeVar("M", bound=Message)
+PolicyT = TypeVar("PolicyT", bound=PolicyVerbs[Any])
+JobT = TypeVar("JobT", bound=JobVerbs)
+
+MOVE_S = 600.0
+"""How long a move may take: ops that were sent end first, then a checkpoint travels."""
 
 
 def connect(config: str | Path | ClusterFile | None = None, *, timeout_s: float = 5.0) -> Client:
@@ -54,62 +62,77 @@ def connect(config: str | Path | ClusterFile | None = None, *, timeout_s: float 
         ValueError: if no cluster is configured, or the file or key cannot be read.
         JoyNexusError: if nobody answers in time, or the key is refused.
     """
-    cluster = config if isinstance(config, ClusterFile) else ClusterFile.load(Path(config) if config else None)
-    connection = Connection(cluster)
-    hello = Hello(protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL, client=f"joynexus-python/{joynexus.__version__}")
+    connection = dial(config)
     try:
-        welcome = connection.ask(hello, answer_of(Welcome), patience_s=timeout_s, resend_s=0.5).result()
+        return Client(connection, run(greet(connection, timeout_s)))
     except BaseException:
         connection.close()
         raise
-    return Client(connection, welcome)
 
 
-class Client:
-    """A connection to a cluster, as one tenant. Made by `connect`; safe to use from several threads.
+def dial(config: str | Path | ClusterFile | None) -> Connection:
+    """Open a connection; ValueError as for `connect`."""
+    cluster = config if isinstance(config, ClusterFile) else ClusterFile.load(Path(config) if config else None)
+    return Connection(cluster)
+
+
+def greet(connection: Connection, timeout_s: float) -> Flow[Welcome]:
+    """Say hello; JoyNexusError as for `connect`."""
+    hello = Hello(protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL, client=f"joynexus-python/{joynexus.__version__}")
+    asked = connection.ask(hello, answer_of(Welcome), patience_s=timeout_s, resend_s=0.5)
+    return (yield from answered(asked))
+
+
+class ClientVerbs(ABC, Generic[PolicyT, JobT]):
+    """What can be done with a cluster, whether one waits or awaits.
 
     Attributes:
         welcome: who the key stands for, and the service's limits.
-        datasets: the tenant's data sets.
     """
+
+    datasets: DatasetVerbs
 
     def __init__(self, connection: Connection, welcome: Welcome, *, timeout_s: float = 30.0) -> None:
         self.welcome = welcome
-        self.datasets = Datasets(connection, timeout_s=timeout_s)
         self._connection = connection
         self._timeout_s = timeout_s
-        self._policies: dict[str, Policy] = {}
-        atexit.register(self.close)
+        self._handles: dict[str, PolicyT] = {}
 
     def __repr__(self) -> str:
-        return f"Client(tenant={self.tenant!r}, scope={self.welcome.scope!r})"
+        return f"{type(self).__name__}(tenant={self.tenant!r}, scope={self.welcome.scope!r})"
 
     @property
     def tenant(self) -> str:
         """The tenant that this key stands for."""
         return self.welcome.tenant
 
-    def __enter__(self) -> Client:
-        return self
+    def policy(self, name: str) -> PolicyT:
+        """Return a handle on a policy; whether it exists shows when it is used."""
+        if name not in self._handles:
+            self._handles[name] = self._handle(name)
+        return self._handles[name]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @abstractmethod
+    def _handle(self, name: str) -> PolicyT:
+        """Make a handle on a policy."""
 
-    def close(self) -> None:
-        """Give leases back where no op is under way, and close the connection. Jobs go on."""
-        atexit.unregister(self.close)
-        for policy in self._policies.values():
+    @abstractmethod
+    def _job_of(self, info: JobInfo) -> JobT:
+        """Make a handle on a job."""
+
+    def _leave(self) -> Flow[None]:
+        """Give leases back where no op is under way."""
+        for policy in self._handles.values():
             # ValueError: closed already. Others: ops are under way, or nobody answers; the lease ends by itself.
-            with contextlib.suppress(ValueError, JoyNexusError, TimeoutError):
-                self._connection.release(policy.name).result(1.0)
-        self._policies.clear()
-        self._connection.close()
+            with contextlib.suppress(ValueError, JoyNexusError):
+                yield from answered(self._connection.release(policy.name, patience_s=1.0))
+        self._handles.clear()
 
     # Policies
 
-    def create_policy(self, name: str, spec: PolicySpec | None = None, *, dataset: str = "", **fields: Any) -> Policy:
+    def _create_policy(
+        self, /, name: str, spec: PolicySpec | None = None, *, dataset: str = "", **fields: Any
+    ) -> Flow[PolicyT]:
         """Create a policy; the same again changes nothing.
 
         Args:
@@ -124,34 +147,41 @@ class Client:
         """
         if spec is None:
             if dataset:
-                manifest = self.datasets.manifest(dataset)
+                manifest = yield from self.datasets._manifest(dataset)
                 known: dict[str, Contract | Statistics] = {
                     "contract": manifest.contract,
                     "statistics": manifest.statistics,
                 }
                 fields = {**known, **fields}
-            try:
-                spec = PolicySpec(**fields)
-            except TypeError as error:
-                raise ValueError(f"this is no policy spec: {error}") from error
-        self._ask(CreatePolicy(policy=check_name("policy", name), spec=spec), PolicyInfo)
+            spec = _spec(PolicySpec, fields)
+        yield from self._ask(CreatePolicy(policy=check_name("policy", name), spec=spec), PolicyInfo)
         return self.policy(name)
 
-    def policy(self, name: str) -> Policy:
-        """Return a handle on a policy; whether it exists shows when it is used."""
-        if name not in self._policies:
-            self._policies[name] = Policy(
-                self._connection, name, inline_bytes=self.welcome.inline_bytes, timeout_s=self._timeout_s
-            )
-        return self._policies[name]
-
-    def policies(self) -> tuple[PolicyInfo, ...]:
+    def _policies(self) -> Flow[tuple[PolicyInfo, ...]]:
         """Describe all policies of the tenant."""
-        return self._ask(ListPolicies(), PolicyList).policies
+        return (yield from self._ask(ListPolicies(), PolicyList)).policies
+
+    def _move_policy(
+        self, policy: str, trainer: str, *, tenant: str = "", timeout_s: float = MOVE_S
+    ) -> Flow[PolicyInfo]:
+        """Have a policy live on another trainer (operators only); nobody's numbers change.
+
+        Args:
+            policy: name of the policy.
+            trainer: name as in `status`, e.g. `trainer-2`.
+            tenant: whose policy; empty for the own tenant's.
+            timeout_s: give up waiting (not the move) after this long.
+
+        Returns:
+            The policy, at its new home.
+        """
+        message = MovePolicy(policy=policy, trainer=trainer, tenant=tenant)
+        asked = self._connection.ask(message, answer_of(PolicyInfo), patience_s=timeout_s, resend_s=15.0)
+        return (yield from answered(asked))
 
     # Jobs
 
-    def submit(self, spec: JobSpec, *, key: str = "") -> Job:
+    def _submit(self, spec: JobSpec, *, key: str = "") -> Flow[JobT]:
         """Start a job.
 
         Args:
@@ -161,48 +191,93 @@ class Client:
         Raises:
             JoyNexusError: if the service refuses the spec, or another driver has the policy.
         """
-        if isinstance(spec, SftSpec) and spec.policy in self._policies:
+        if isinstance(spec, SftSpec) and spec.policy in self._handles:
             # Our own loop would be the driver that is in the way. If its ops are still running, the service says so.
             with contextlib.suppress(JoyNexusError):
-                self._policies[spec.policy].release()
-        info = self._ask(SubmitJob(key=key or self._connection.new_key(), spec=spec), JobInfo)
-        return Job(self._connection, info, timeout_s=self._timeout_s)
+                yield from self._handles[spec.policy]._release()
+        info = yield from self._ask(SubmitJob(key=key or self._connection.new_key(), spec=spec), JobInfo)
+        return self._job_of(info)
 
-    def sft(self, **fields: Any) -> Job:
+    def _sft(self, /, **fields: Any) -> Flow[JobT]:
         """Start supervised fine-tuning; the fields are those of `SftSpec`."""
-        return self.submit(_spec(SftSpec, fields))
+        return (yield from self._submit(_spec(SftSpec, fields)))
 
-    def evaluate(self, **fields: Any) -> Job:
+    def _evaluate(self, /, **fields: Any) -> Flow[JobT]:
         """Start an evaluation in a simulator; the fields are those of `EvaluateSpec`."""
-        return self.submit(_spec(EvaluateSpec, fields))
+        return (yield from self._submit(_spec(EvaluateSpec, fields)))
 
-    def evaluate_dataset(self, **fields: Any) -> Job:
+    def _evaluate_dataset(self, /, **fields: Any) -> Flow[JobT]:
         """Start an evaluation against recorded actions; the fields are those of `EvaluateDatasetSpec`."""
-        return self.submit(_spec(EvaluateDatasetSpec, fields))
+        return (yield from self._submit(_spec(EvaluateDatasetSpec, fields)))
 
-    def job(self, job_id: str) -> Job:
+    def _job(self, job_id: str) -> Flow[JobT]:
         """Return a handle on a job that was started before."""
-        return Job(self._connection, self._ask(GetJob(job=job_id), JobInfo), timeout_s=self._timeout_s)
+        return self._job_of((yield from self._ask(GetJob(job=job_id), JobInfo)))
 
-    def jobs(self) -> tuple[JobInfo, ...]:
+    def _jobs(self) -> Flow[tuple[JobInfo, ...]]:
         """Describe all jobs of the tenant, newest first."""
-        return self._ask(ListJobs(), JobList).jobs
+        return (yield from self._ask(ListJobs(), JobList)).jobs
 
     # The cluster
 
-    def status(self) -> ClusterStatus:
+    def _status(self) -> Flow[ClusterStatus]:
         """How is the cluster?"""
-        return self._ask(Status(), ClusterStatus)
+        return (yield from self._ask(Status(), ClusterStatus))
 
-    def usage(self) -> UsageReport:
+    def _usage(self) -> Flow[UsageReport]:
         """What did this tenant use?"""
-        return self._ask(GetUsage(), UsageReport)
+        return (yield from self._ask(GetUsage(), UsageReport))
 
-    def _ask(self, message: Message, answer: type[M]) -> M:
-        return self._connection.ask(message, answer_of(answer), patience_s=self._timeout_s).result()
+    def _ask(self, message: Message, answer: type[M]) -> Flow[M]:
+        return (yield from answered(self._connection.ask(message, answer_of(answer), patience_s=self._timeout_s)))
 
 
-S = TypeVar("S", SftSpec, EvaluateSpec, EvaluateDatasetSpec)
+class Client(ClientVerbs[Policy, Job]):
+    """A connection to a cluster, as one tenant. Made by `connect`; safe to use from several threads.
+
+    Attributes:
+        datasets: the tenant's data sets.
+    """
+
+    create_policy = blocking(ClientVerbs[Policy, Job]._create_policy)
+    policies = blocking(ClientVerbs[Policy, Job]._policies)
+    move_policy = blocking(ClientVerbs[Policy, Job]._move_policy)
+    submit = blocking(ClientVerbs[Policy, Job]._submit)
+    sft = blocking(ClientVerbs[Policy, Job]._sft)
+    evaluate = blocking(ClientVerbs[Policy, Job]._evaluate)
+    evaluate_dataset = blocking(ClientVerbs[Policy, Job]._evaluate_dataset)
+    job = blocking(ClientVerbs[Policy, Job]._job)
+    jobs = blocking(ClientVerbs[Policy, Job]._jobs)
+    status = blocking(ClientVerbs[Policy, Job]._status)
+    usage = blocking(ClientVerbs[Policy, Job]._usage)
+
+    def __init__(self, connection: Connection, welcome: Welcome, *, timeout_s: float = 30.0) -> None:
+        super().__init__(connection, welcome, timeout_s=timeout_s)
+        self.datasets = Datasets(connection, timeout_s=timeout_s)
+        atexit.register(self.close)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give leases back where no op is under way, and close the connection. Jobs go on."""
+        atexit.unregister(self.close)
+        run(self._leave())
+        self._connection.close()
+
+    def _handle(self, name: str) -> Policy:
+        return Policy(self._connection, name, inline_bytes=self.welcome.inline_bytes, timeout_s=self._timeout_s)
+
+    def _job_of(self, info: JobInfo) -> Job:
+        return Job(self._connection, info, timeout_s=self._timeout_s)
+
+
+S = TypeVar("S", PolicySpec, SftSpec, EvaluateSpec, EvaluateDatasetSpec)
 
 
 def _spec(type_: type[S], fields: dict[str, Any]) -> S:

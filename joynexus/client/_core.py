@@ -254,7 +254,8 @@ class ClientCore:
         lease = self.lanes.drop(release.policy)
         if not lease:
             return [Answer(id=release.id, packet=None)]
-        return self._ask(Ask(id=release.id, message=ReleaseLease(policy=release.policy, lease=lease)), now)
+        message = ReleaseLease(policy=release.policy, lease=lease)
+        return self._ask(Ask(id=release.id, message=message, patience_s=release.patience_s), now)
 
     # The connection
 

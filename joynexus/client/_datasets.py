@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from joynexus.client import _blobs
+from joynexus.client._flow import Flow, answered, blocking, paused, worked
 from joynexus.client._io import Connection, answer_of
 from joynexus.client._progress import BytesBar
 from joynexus.datasets import DatasetManifest
@@ -20,14 +21,14 @@ from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.front import DatasetInfo, DatasetList, FileEntry, GetDataset, ListDatasets, PushDataset
 
 
-class Datasets:
-    """The tenant's data sets: `client.datasets`."""
+class DatasetVerbs:
+    """What can be done with data sets, whether one waits or awaits."""
 
     def __init__(self, connection: Connection, *, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
-    def push(
+    def _push(
         self,
         name: str,
         folder: str | Path,
@@ -35,7 +36,7 @@ class Datasets:
         image_side: int = 0,
         progress: bool = True,
         wait: bool = True,
-    ) -> DatasetInfo:
+    ) -> Flow[DatasetInfo]:
         """Upload a LeRobot data set and have it checked; what the service has already is not sent again.
 
         Args:
@@ -54,21 +55,20 @@ class Datasets:
         """
         check_name("data set", name)
         root = Path(folder)
-        paths = _files(root)
-        blobs = [_blobs.LocalBlob.of(path) for path in paths]
-        missing = _blobs.missing(self._connection, blobs)
+        paths, blobs = yield from worked(lambda: _hashed(root))
+        missing = yield from _blobs.missing(self._connection, blobs)
         with BytesBar(f"push {name}", sum(blob.nbytes - offset for blob, offset in missing), enabled=progress) as bar:
             for blob, _ in missing:
-                _blobs.upload(self._connection, blob, bar.advance)
+                yield from _blobs.upload(self._connection, blob, bar.advance)
         files = tuple(
             FileEntry(path=path.relative_to(root).as_posix(), digest=blob.digest, nbytes=blob.nbytes)
             for path, blob in zip(paths, blobs, strict=True)
         )
         push = PushDataset(dataset=name, files=files, image_side=image_side)
-        info = self._connection.ask(push, answer_of(DatasetInfo), patience_s=self._timeout_s).result()
-        return self.wait(name) if wait else info
+        info = yield from answered(self._connection.ask(push, answer_of(DatasetInfo), patience_s=self._timeout_s))
+        return (yield from self._wait(name)) if wait else info
 
-    def wait(self, name: str, *, timeout_s: float | None = None) -> DatasetInfo:
+    def _wait(self, name: str, *, timeout_s: float | None = None) -> Flow[DatasetInfo]:
         """Wait until a data set is checked and prepared.
 
         Raises:
@@ -76,41 +76,56 @@ class Datasets:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
-        while (info := self.get(name)).state == "checking":
+        while (info := (yield from self._get(name))).state == "checking":
             if deadline is not None and time.monotonic() > deadline:
                 sentence = f"data set '{name}' is still being checked after {timeout_s:g} s; it goes on in the cluster"
                 raise JoyNexusError(failure(ErrorCode.DEADLINE, sentence))
-            time.sleep(pause)
+            yield from paused(pause)
             pause = min(0.5, pause * 1.5)
         return info
 
-    def get(self, name: str) -> DatasetInfo:
+    def _get(self, name: str) -> Flow[DatasetInfo]:
         """Describe a data set: state, size, contract, faults."""
-        return self._connection.ask(
-            GetDataset(dataset=name), answer_of(DatasetInfo), patience_s=self._timeout_s
-        ).result()
+        ask = GetDataset(dataset=name)
+        return (yield from answered(self._connection.ask(ask, answer_of(DatasetInfo), patience_s=self._timeout_s)))
 
-    def check(self, name: str) -> DatasetInfo:
+    def _check(self, name: str) -> Flow[DatasetInfo]:
         """Wait for a data set's check and return what was found; a mounted set is read on its first use."""
-        return self.wait(name)
+        return (yield from self._wait(name))
 
-    def list(self) -> tuple[DatasetInfo, ...]:
+    def _list(self) -> Flow[tuple[DatasetInfo, ...]]:
         """Describe the tenant's data sets and those the operator mounted."""
-        return (
-            self._connection.ask(ListDatasets(), answer_of(DatasetList), patience_s=self._timeout_s).result().datasets
-        )
+        asked = self._connection.ask(ListDatasets(), answer_of(DatasetList), patience_s=self._timeout_s)
+        return (yield from answered(asked)).datasets
 
-    def manifest(self, name: str) -> DatasetManifest:
+    def _manifest(self, name: str) -> Flow[DatasetManifest]:
         """Fetch what the service made of a data set: contract, statistics, episodes.
 
         Raises:
             JoyNexusError: if there is no such set, or it is not ready.
         """
-        info = self.get(name)
+        info = yield from self._get(name)
         if not info.manifest:
             sentence = f"data set '{name}' is {info.state}: `joynexus datasets check {name}` says why"
             raise JoyNexusError(failure(ErrorCode.BAD_DATA, sentence))
-        return msgspec.msgpack.decode(_blobs.fetch(self._connection, info.manifest), type=DatasetManifest)
+        content = yield from _blobs.fetch(self._connection, info.manifest)
+        return msgspec.msgpack.decode(content, type=DatasetManifest)
+
+
+class Datasets(DatasetVerbs):
+    """The tenant's data sets: `client.datasets`."""
+
+    push = blocking(DatasetVerbs._push)
+    wait = blocking(DatasetVerbs._wait)
+    get = blocking(DatasetVerbs._get)
+    check = blocking(DatasetVerbs._check)
+    list = blocking(DatasetVerbs._list)
+    manifest = blocking(DatasetVerbs._manifest)
+
+
+def _hashed(root: Path) -> tuple[list[Path], list[_blobs.LocalBlob]]:
+    paths = _files(root)
+    return paths, [_blobs.LocalBlob.of(path) for path in paths]
 
 
 def _files(root: Path) -> list[Path]:

@@ -44,10 +44,11 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller stops driving a policy."""
+    """The caller stops driving a policy; after `patience_s` without an answer that fails."""
 
     id: str
     policy: str
+    patience_s: float = 30.0
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):

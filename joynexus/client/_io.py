@@ -142,9 +142,9 @@ class Connection:
             lambda id_, copies: Op(id=id_, policy=policy, message=message, buffers=copies), convert, buffers
         )
 
-    def release(self, policy: str) -> Future[None]:
+    def release(self, policy: str, *, patience_s: float = 30.0) -> Future[None]:
         """Stop driving a policy; fails while ops of it are under way."""
-        return self._submit(lambda id_, _: Release(id=id_, policy=policy), lambda _: None, ())
+        return self._submit(lambda id_, _: Release(id=id_, policy=policy, patience_s=patience_s), lambda _: None, ())
 
     def new_key(self) -> str:
         """Return a name that nobody used before."""

@@ -10,6 +10,7 @@ import pytest
 
 import joynexus
 from joynexus.client import _blobs
+from joynexus.client._flow import run
 from joynexus.client._io import Connection, answer_of
 from joynexus.contract import Camera, Contract
 from joynexus.keys import ClusterFile, KeyEntry, KeyPair
@@ -195,14 +196,14 @@ def test_blob_is_uploaded_once_and_comes_back_equal(tmp_path: Path) -> None:
     with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
         blob = _blobs.LocalBlob.of(tmp_path / "file")
         connection = client._connection
-        assert _blobs.missing(connection, [blob, blob]) == [(blob, 0)]
+        assert run(_blobs.missing(connection, [blob, blob])) == [(blob, 0)]
         moved: list[int] = []
-        _blobs.upload(connection, blob, moved.append)
-        _blobs.upload(connection, blob, moved.append)
+        run(_blobs.upload(connection, blob, moved.append))
+        run(_blobs.upload(connection, blob, moved.append))
         assert sum(moved) == len(data)
-        assert _blobs.missing(connection, [blob]) == []
-        assert _blobs.fetch(connection, blob.digest) == data
-        _blobs.download(connection, blob.digest, tmp_path / "copy")
+        assert run(_blobs.missing(connection, [blob])) == []
+        assert run(_blobs.fetch(connection, blob.digest)) == data
+        run(_blobs.download(connection, blob.digest, tmp_path / "copy"))
         assert (tmp_path / "copy").read_bytes() == data
 
 
@@ -211,8 +212,8 @@ def test_blobs_of_every_size_arrive(tmp_path: Path, size: int) -> None:
     data = bytes(size)
     with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
         blob = _blobs.LocalBlob.of(data)
-        _blobs.upload(client._connection, blob)
-        assert _blobs.fetch(client._connection, blob.digest) == data
+        run(_blobs.upload(client._connection, blob))
+        assert run(_blobs.fetch(client._connection, blob.digest)) == data
 
 
 def test_upload_goes_on_where_a_lost_chunk_left_a_hole(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_upload_goes_on_where_a_lost_chunk_left_a_hole(tmp_path: Path) -> None:
     with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
         service.lost_chunks = {2 * 1024 * 1024}
         blob = _blobs.LocalBlob.of(data)
-        _blobs.upload(client._connection, blob)
+        run(_blobs.upload(client._connection, blob))
         assert service.blobs.has(blob.digest)
 
 
@@ -230,7 +231,7 @@ def test_partial_download_is_continued(tmp_path: Path) -> None:
         digest = service.blobs.put_bytes(data)
         (tmp_path / f".copy.{digest[:16]}.partial").write_bytes(data[: 1024 * 1024 + 3])
         moved: list[int] = []
-        _blobs.download(client._connection, digest, tmp_path / "copy", moved.append)
+        run(_blobs.download(client._connection, digest, tmp_path / "copy", moved.append))
         assert (tmp_path / "copy").read_bytes() == data
         assert sum(moved) == len(data) - 1024 * 1024 - 3
 
@@ -241,9 +242,9 @@ def test_damaged_partial_download_is_refused_and_removed(tmp_path: Path) -> None
         digest = service.blobs.put_bytes(data)
         (tmp_path / f".copy.{digest[:16]}.partial").write_bytes(b"x" * 100)
         with pytest.raises(JoyNexusError, match="arrived damaged"):
-            _blobs.download(client._connection, digest, tmp_path / "copy")
+            run(_blobs.download(client._connection, digest, tmp_path / "copy"))
         assert not (tmp_path / "copy").exists()
-        _blobs.download(client._connection, digest, tmp_path / "copy")
+        run(_blobs.download(client._connection, digest, tmp_path / "copy"))
         assert (tmp_path / "copy").read_bytes() == data
 
 
