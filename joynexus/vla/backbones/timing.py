@@ -13,7 +13,7 @@ from joynexus.vla.busy import BusyClock
 from joynexus.vla.feature import Observation
 
 SIZES = (1, 2, 4, 8, 16)
-BUDGET_S = 3.0
+BUDGET_S = 2.0
 _ROUNDS = 5
 _SIDE = 224  # what most cameras of robots are resized to
 
@@ -34,8 +34,10 @@ def time_forwards(backbone: Backbone) -> dict[int, float]:
         return elapsed()
 
     time(1)  # the first forward also pays for what is made once
-    once = time(1)
-    sizes = [size for size in SIZES if once * (2 * size - 1) <= BUDGET_S]
-    rounds = min(_ROUNDS, int(BUDGET_S / (once * sum(sizes)))) if sizes else 0
-    seen = [{size: time(size) for size in sizes} for _ in range(rounds)]
-    return {length * size: min(times[size] for times in seen) for size in sizes if seen}
+    spent = time(1)
+    sizes = [size for size in SIZES if spent * (2 * size - 1) <= BUDGET_S]
+    rounds: list[dict[int, float]] = []
+    while sizes and spent < BUDGET_S and len(rounds) < _ROUNDS:
+        rounds.append({size: time(size) for size in sizes})
+        spent += sum(rounds[-1].values())
+    return {length * size: min(times[size] for times in rounds) for size in sizes}
