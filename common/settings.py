@@ -92,7 +92,8 @@ class ModelSettings(WorkerSettings):
         image_side: side of the pictures that the backbone sees; 0 takes the backbone's own.
         device: `cpu`, `cuda`, `cuda:1`.
         dtype: of the backbone's weights.
-        feature_budget_bytes: VLAFeatures kept.
+        feature_budget_bytes: VLAFeatures kept on disk, shared by the roles of this host.
+        feature_tenant_bytes: those kept of one tenant; 0: as many as others leave.
     """
 
     backbone: str = "lite"
@@ -100,6 +101,7 @@ class ModelSettings(WorkerSettings):
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     feature_budget_bytes: int = Field(2 * 1024**3, ge=0)
+    feature_tenant_bytes: int = Field(0, ge=0)
 
 
 class TrainerSettings(ModelSettings):
@@ -107,10 +109,12 @@ class TrainerSettings(ModelSettings):
 
     Attributes:
         max_slots: policies in memory at once.
+        slot_bytes: memory that they may take: parameters, gradients and moments; 0: no limit.
     """
 
     cluster_file: Path = Path(".joynexus/keys/trainer/client.toml")
     max_slots: int = Field(16, ge=1)
+    slot_bytes: int = Field(0, ge=0)
 
 
 class InferenceSettings(ModelSettings):
@@ -118,7 +122,8 @@ class InferenceSettings(ModelSettings):
 
     Attributes:
         max_slots: versions in memory at once.
-        keep_features: look up and keep features of pictures too (a robot hardly sees the same picture twice).
+        keep_features: keep features of robots' and simulators' pictures on disk too, not only those of data sets (a
+            robot hardly sees the same picture twice).
     """
 
     cluster_file: Path = Path(".joynexus/keys/inference/client.toml")

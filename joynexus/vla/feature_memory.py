@@ -6,7 +6,7 @@ feature that is lost because another scope keeps much: whoever takes most gives 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -26,23 +26,23 @@ class FeatureMemory:
     def __init__(self, budget_bytes: int, *, scope_bytes: int | None = None) -> None:
         self._budget = budget_bytes
         self._scope_budget = budget_bytes if scope_bytes is None else min(scope_bytes, budget_bytes)
-        self._held: dict[str, OrderedDict[str, VLAFeature]] = {}
+        self._held: defaultdict[str, OrderedDict[str, VLAFeature]] = defaultdict(OrderedDict)
         self._used: dict[str, int] = {}
         self._total = 0
 
     def get(self, key: str, layers: Sequence[int]) -> VLAFeature | None:
         """Return a feature with at least these hidden states, on the CPU, or None."""
-        held = self._held.get(scope_of(key), {})
-        feature = held.get(key)
-        if feature is None or not feature.layers.keys() >= set(layers):
+        held = self._held.get(scope_of(key))
+        feature = held.get(key) if held is not None else None
+        if held is None or feature is None or not feature.layers.keys() >= set(layers):
             return None
-        self._held[scope_of(key)].move_to_end(key)
+        held.move_to_end(key)
         return feature
 
     def put(self, key: str, feature: VLAFeature) -> None:
         """Keep a feature, beside hidden states of it that are here already, if it fits into the budget."""
         scope = scope_of(key)
-        known = self._held.get(scope, {}).get(key)
+        known = self._held[scope].get(key) if scope in self._held else None
         layers = {layer: _own(hidden) for layer, hidden in feature.layers.items()}
         if known is not None:
             layers = known.layers | layers
@@ -50,9 +50,8 @@ class FeatureMemory:
         if kept.nbytes > self._scope_budget:
             return
         self._account(scope, kept.nbytes - (known.nbytes if known else 0))
-        held = self._held.setdefault(scope, OrderedDict())
-        held[key] = kept
-        held.move_to_end(key)
+        self._held[scope][key] = kept
+        self._held[scope].move_to_end(key)
         while self._used[scope] > self._scope_budget:
             self._drop_oldest(scope)
         while self._total > self._budget:

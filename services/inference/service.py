@@ -7,25 +7,21 @@ on. Import it after `joynexus.vla.numerics.configure` (see `__main__`): it loads
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import InferenceSettings
 from common.telemetry import get_logger, log_op
-from joynexus.vla.feature_store import FeatureStore
-from joynexus.vla.startup import bring_up
+from joynexus.vla.startup import LOADING_S, bring_up
 from joynexus.wire import Packet
-from joynexus.wire.back import Predicted, PredictGroup, Register, WeightsApplied, WeightsOffer, WeightsRefused
+from joynexus.wire.back import Predicted, PredictGroup, WeightsApplied, WeightsOffer, WeightsRefused
 from services.inference.core import PredictEngine
 
 log = get_logger(__name__)
 
 CREDIT = 2
 """Groups at once: one being worked on, one waiting at hand."""
-LOADING_S = 900.0
-"""A backbone must be loaded and tried within this."""
 WORKING_S = 120.0
 """A group must be done, or a version loaded, within this."""
 
@@ -37,37 +33,18 @@ def run(settings: InferenceSettings) -> None:
     with WorkerRuntime(settings, progress=progress) as runtime, ThreadPoolExecutor(1, "load-version") as loader:
         with progress.phase("loading", deadline_s=LOADING_S):
             try:
-                backbone, detail = bring_up(
-                    settings.backbone,
-                    device=settings.device,
-                    dtype=settings.dtype,
-                    cache_dir=settings.cache_dir,
-                    image_side=settings.image_side or None,
-                )
+                equipment = bring_up(settings)
             except ValueError as error:
                 raise SystemExit(f"the inference service cannot start: {error}") from error
-            budget = settings.feature_budget_bytes
-            store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
             engine = PredictEngine(
-                backbone,
+                equipment.backbone,
                 runtime.blobs.fetch,
-                store,
+                equipment.features,
                 keep_all=settings.keep_features,
                 max_versions=settings.max_slots,
             )
-        log.info("ready", **detail)
-        runtime.register(
-            Register(
-                role="inference",
-                incarnation=runtime.incarnation,
-                pid=os.getpid(),
-                credit={"predict": CREDIT},
-                backbone=backbone.digest,
-                backbone_name=backbone.name,
-                batch_key=backbone.batch_key(),
-                detail=detail,
-            )
-        )
+        log.info("ready", **equipment.detail)
+        runtime.register(equipment.register("inference", runtime.incarnation, {"predict": CREDIT}))
 
         def load(offer: WeightsOffer) -> None:
             with progress.phase("working", deadline_s=WORKING_S):

@@ -6,16 +6,13 @@ the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`)
 
 from __future__ import annotations
 
-import os
-
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import TrainerSettings
 from common.telemetry import get_logger, log_op
-from joynexus.vla.feature_store import FeatureStore
-from joynexus.vla.startup import bring_up
+from joynexus.vla.startup import LOADING_S, bring_up
 from joynexus.wire import Packet
-from joynexus.wire.back import Register, SlotFailed, TrainGroup
+from joynexus.wire.back import SlotFailed, TrainGroup
 from services.trainer.core import TrainerEngine
 from services.trainer.group import Answer
 
@@ -23,8 +20,6 @@ log = get_logger(__name__)
 
 CREDIT = 2
 """Groups at once: one being worked on, one waiting at hand."""
-LOADING_S = 900.0
-"""A backbone must be loaded and tried within this."""
 WORKING_S = 300.0
 """An op, or one forward of a group, must be done within this."""
 
@@ -36,38 +31,20 @@ def run(settings: TrainerSettings) -> None:
     with WorkerRuntime(settings, progress=progress) as runtime:
         with progress.phase("loading", deadline_s=LOADING_S):
             try:
-                backbone, detail = bring_up(
-                    settings.backbone,
-                    device=settings.device,
-                    dtype=settings.dtype,
-                    cache_dir=settings.cache_dir,
-                    image_side=settings.image_side or None,
-                )
+                equipment = bring_up(settings)
             except ValueError as error:
                 raise SystemExit(f"the trainer cannot start: {error}") from error
-            budget = settings.feature_budget_bytes
-            store = FeatureStore(settings.cache_dir / "features", budget) if budget else None
             engine = TrainerEngine(
-                backbone,
-                store,
+                equipment.backbone,
+                equipment.features,
                 runtime.blobs.fetch,
                 runtime.blobs.put_file,
                 scratch=settings.cache_dir / "scratch" / "trainer",
                 advance=progress.advance,
             )
-        log.info("ready", **detail)
-        runtime.register(
-            Register(
-                role="trainer",
-                incarnation=runtime.incarnation,
-                pid=os.getpid(),
-                credit={"train": CREDIT},
-                backbone=backbone.digest,
-                backbone_name=backbone.name,
-                batch_key=backbone.batch_key(),
-                detail=detail | {"max_slots": str(settings.max_slots)},
-            )
-        )
+        log.info("ready", **equipment.detail)
+        limits = {"max_slots": settings.max_slots, "slot_bytes": settings.slot_bytes}
+        runtime.register(equipment.register("trainer", runtime.incarnation, {"train": CREDIT}, **limits))
 
         def work(packet: Packet) -> None:
             group = packet.message
@@ -81,8 +58,8 @@ def run(settings: TrainerSettings) -> None:
                     _note(answer, progress if on_gpu else None)
                     if runtime.cancelled(group.task):
                         break  # another trainer has it; what was done stays consistent op by op
-                if store is not None:
-                    stats = store.stats
+                if equipment.features is not None:
+                    stats = equipment.features.stats
                     runtime.detail.update(features_hits=str(stats.hits), features_misses=str(stats.misses))
 
         runtime.serve(work)
