@@ -7,11 +7,12 @@ host name, a path of this machine, or a figure without the number of runs behind
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,8 +21,13 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, object]
 
 
-def arguments(name: str, description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line that every benchmark has: `--quick` (under a minute) and `--out`."""
+def arguments(
+    name: str,
+    description: str,
+    argv: Sequence[str] | None = None,
+    more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> argparse.Namespace:
+    """Read the command line: `--quick` (under a minute) and `--out`, which every benchmark has, and what `more` adds."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, done in under a minute")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the JSON goes")
@@ -44,10 +50,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def write(name: str, options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Print the rows as a table and write them with the host and the command that made them."""
-    _print(rows)
-    command = f"python -m benchmarks.{name}" + (" --quick" if options.quick else "")
+def write(name: str, options: argparse.Namespace, rows: Sequence[Row], *, flags: str = "") -> None:
+    """Print the rows as a table (one for each `table` that they name) and write them with the host and the command."""
+    for title, table in itertools.groupby(rows, key=lambda row: row.get("table", "")):
+        print(f"\n{title}" if title else "")
+        _print([{column: value for column, value in row.items() if column != "table"} for row in table])
+    command = f"python -m benchmarks.{name}" + (" --quick" if options.quick else "") + flags
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"rows": rows, "host": host(), "command": command}, indent=2) + "\n")
 

@@ -1,0 +1,191 @@
+"""Simulated tenants: what they do, through the service's public verbs alone.
+
+In: a recipe, a seed. Out: a process that ends when the tenant has what it wanted. Never: a wait that a real tenant
+would not have, or a time that is not in the table.
+
+Recipes are those of published configurations:
+
+- LIBERO: RLinf `examples/embodiment/config/libero_spatial_grpo_starvla.yaml`: 64 environments, 4 rollout epochs of 240
+  steps in chunks of 8, one pass over the samples, batch 256. (Its micro-batch of 2 is for full fine-tuning; with a
+  frozen backbone 32 fit.)
+- ManiSkill: RLinf `examples/embodiment/config/maniskill_ppo_openvlaoft.yaml`: 128 environments, 160 steps in chunks of
+  8, one pass, batch 640 in micro-batches of 40.
+- SFT: StarVLA's default of 16 samples a device, on the two devices that train: 32 a step; the `groot` head.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import msgspec
+
+from benchmarks._simulated import BACKBONE, CONTRACT, Client, Cluster
+from benchmarks._simulation import Future, Process, gather
+from benchmarks._times import Simulator
+from joynexus.specs import PolicySpec, SftPolicy, SftSpec
+from joynexus.wire import Array
+from joynexus.wire.front import (
+    AcquireLease,
+    Act,
+    CreatePolicy,
+    FileEntry,
+    ForwardBackward,
+    GetJob,
+    JobInfo,
+    Lease,
+    OpResult,
+    OptimStep,
+    Publish,
+    PushDataset,
+    Samples,
+    SubmitJob,
+)
+from services.master.events import BlobStored
+
+POLICY = "policy"
+_WINDOW = 32
+"""Ops in flight: a tenant sends the next ones before the first is answered."""
+_JITTER = 0.2
+_LEASE_MS = 3_600_000
+_POLL_S = 5.0
+
+
+class Rl(msgspec.Struct, frozen=True, kw_only=True):
+    """A reinforcement-learning recipe; one iteration is rollouts, training, a published version.
+
+    Attributes:
+        envs: environments, spread over the env devices.
+        chunks: chunks of each environment in one iteration.
+        chunk: steps in a chunk.
+        micro, batch: samples in a `forward_backward`, and between two `optim_step`s.
+    """
+
+    simulator: Simulator
+    envs: int
+    chunks: int
+    chunk: int
+    micro: int
+    batch: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of one iteration: each chunk is one."""
+        return self.envs * self.chunks
+
+
+LIBERO = Rl(simulator="libero", envs=64, chunks=120, chunk=8, micro=32, batch=256)
+MANISKILL = Rl(simulator="maniskill", envs=128, chunks=20, chunk=8, micro=40, batch=640)
+SFT_BATCH = 32
+
+
+def rl(cluster: Cluster, client: Client, recipe: Rl, iterations: int, *, seed: int = 0, shards: int = 0) -> Process:
+    """A tenant's synchronous loop: rollouts of the newest version, then training on them, and so on.
+
+    Args:
+        shards: env devices over which its environments are spread; 0 means all.
+    """
+    spec = PolicySpec(backbone=BACKBONE, head="oft", chunk=recipe.chunk, contract=CONTRACT, normalization="none")
+    yield client.ask(CreatePolicy(policy=POLICY, spec=spec))
+    lease: Lease = yield client.ask(AcquireLease(policy=POLICY, holder="loop", ttl_ms=_LEASE_MS))
+    loop = _Loop(client, lease.lease)
+    published: OpResult = yield loop.publish()
+    count = shards or len(cluster.envs)
+    devices = [(seed + shard) % len(cluster.envs) for shard in range(count)]
+    for iteration in range(iterations):
+        yield gather(
+            [
+                cluster.simulation.spawn(
+                    _rollout(cluster, client, recipe, published.version, device, recipe.envs // count, seed, iteration)
+                )
+                for device in devices
+            ]
+        )
+        yield cluster.simulation.spawn(_train(loop, recipe))
+        published = yield loop.publish()
+    return cluster.simulation.now
+
+
+def sft(cluster: Cluster, client: Client, steps: int, *, batch: int = SFT_BATCH) -> Process:
+    """A tenant that pushes a data set and submits a job."""
+    digest = f"file of {client.tenant}"
+    upload = cluster.connect("front_bulk", lambda send: None)
+    cluster.handle(BlobStored(peer=upload, tenant=client.tenant, request="u", digest=digest, nbytes=10))
+    yield cluster.simulation.sleep(10 * cluster.times.journal_s)
+    files = (FileEntry(path="meta/info.json", digest=digest, nbytes=10),)
+    yield client.ask(PushDataset(dataset="demos", files=files))
+    create = SftPolicy(backbone=BACKBONE, head="groot", chunk=16, normalization="none")
+    spec = SftSpec(policy=POLICY, dataset="demos", steps=steps, batch_size=batch, create=create)
+    job: JobInfo = yield client.ask(SubmitJob(key="sft", spec=spec))
+    while job.state not in ("succeeded", "failed", "cancelled"):
+        yield cluster.simulation.sleep(_POLL_S)
+        job = yield client.ask(GetJob(job=job.job, since=steps))
+    assert job.state == "succeeded", job
+    return cluster.simulation.now
+
+
+class _Loop:
+    """The ops of a tenant's own loop, in order."""
+
+    def __init__(self, client: Client, lease: str) -> None:
+        self._client = client
+        self._lease = lease
+        self._seq = 0
+
+    def forward_backward(self, rows: int) -> Future:
+        return self._client.ask(
+            ForwardBackward(policy=POLICY, lease=self._lease, seq=self._next(), samples=_samples(rows))
+        )
+
+    def optim_step(self) -> Future:
+        return self._client.ask(OptimStep(policy=POLICY, lease=self._lease, seq=self._next()))
+
+    def publish(self) -> Future:
+        return self._client.ask(Publish(policy=POLICY, lease=self._lease, seq=self._next()))
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+
+def _rollout(
+    cluster: Cluster, client: Client, recipe: Rl, version: int, device: int, rows: int, seed: int, iteration: int
+) -> Process:
+    """One env device's share of the environments, in a closed loop: act, step, act."""
+    act = Act(
+        policy=POLICY,
+        version=version,
+        state=Array(dtype="<f4", shape=(rows, CONTRACT.state_dim), frame=0),
+        images=(),
+        instructions=("go",) * rows,
+    )
+    body = msgspec.msgpack.encode(act)
+    drawn = random.Random(f"{seed}/{iteration}/{device}")
+    for _ in range(recipe.chunks):
+        yield client.ask(act, body)
+        steps = recipe.chunk * drawn.uniform(1 - _JITTER, 1 + _JITTER)
+        yield cluster.step(device, client.tenant, recipe.simulator, rows, steps)
+
+
+def _train(loop: _Loop, recipe: Rl) -> Process:
+    """One pass over an iteration's samples, some ops ahead of their results."""
+    sent: deque[Future] = deque()
+    left = recipe.samples
+    while left > 0:
+        for start in range(0, min(left, recipe.batch), recipe.micro):
+            sent.append(loop.forward_backward(min(recipe.micro, left - start)))
+            if len(sent) > _WINDOW:
+                yield sent.popleft()
+        sent.append(loop.optim_step())
+        left -= recipe.batch
+    yield gather(list(sent))
+
+
+def _samples(rows: int) -> Samples:
+    return Samples(
+        state=Array(dtype="<f4", shape=(rows, CONTRACT.state_dim), frame=0),
+        action=Array(dtype="<f4", shape=(rows, 8, CONTRACT.action_dim), frame=1),
+        action_mask=Array(dtype="|b1", shape=(rows, 8), frame=2),
+        images=(),
+        instructions=(),
+    )
