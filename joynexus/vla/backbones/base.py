@@ -16,10 +16,10 @@ import torch
 
 from joynexus.vla.feature import LAST, Observation, VLAFeature
 from joynexus.vla.grouping import Grouping
+from joynexus.wire.limits import MAX_INSTRUCTION_CHARS
 
 MAX_IMAGES = 8
 MAX_IMAGE_SIDE = 4096
-MAX_INSTRUCTION_CHARS = 4000
 
 
 class Backbone(ABC):

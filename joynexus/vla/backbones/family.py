@@ -130,13 +130,10 @@ class PackedBackbone(Backbone):
             raise ValueError(f"{self.name} has hidden states {-depth - 1} to {depth}, not {unknown or 'none'}")
 
     def calibrate(self) -> str:
-        """Time forwards of 1 to 16 samples, as far as some seconds allow; see `Backbone.calibrate`."""
+        """Time forwards of 1 to 16 samples; see `Backbone.calibrate`."""
         self.grouping, counted = None, self.samples_forwarded
-        seconds = time_forwards(self)
+        self.grouping = Grouping(time_forwards(self))
         self.samples_forwarded = counted
-        if len(seconds) < 2:
-            return "groups are run whole: this host is too slow to measure what would be faster"
-        self.grouping = Grouping(seconds)
         return self.grouping.describe()
 
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:

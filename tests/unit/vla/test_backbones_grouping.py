@@ -61,11 +61,21 @@ def test_calibrating_measures_and_counts_no_work(packed: Backbone, monkeypatch: 
     assert packed.samples_forwarded == before
 
 
-def test_a_host_too_slow_to_measure_runs_groups_whole(packed: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_host_measures_one_round_without_the_largest_size(
+    packed: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    forward = packed._forward
+
+    def counted(observations: Any, layers: Any) -> Any:
+        sizes.append(len(observations))
+        return forward(observations, layers)
+
+    monkeypatch.setattr(packed, "_forward", counted)
     monkeypatch.setattr(packed, "grouping", Grouping(ALONE))
     monkeypatch.setattr("joynexus.vla.backbones.timing.BUDGET_S", 0.0)
-    assert "run whole" in packed.calibrate()
-    assert packed.grouping is None
+    packed.calibrate()
+    assert sizes == [1, 1, 1, 2, 4, 8]
 
 
 def test_lite_needs_no_measuring(lite: Backbone) -> None:
