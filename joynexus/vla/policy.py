@@ -16,12 +16,11 @@ from torch import Tensor
 from joynexus.seeds import derived_seed
 from joynexus.specs import PolicySpec
 from joynexus.vla.feature import PaddedFeature, VLAFeature, pad_features
-from joynexus.vla.heads import build_head
+from joynexus.vla.modules import build_module, training_bytes
 from joynexus.vla.noise import Noise
 from joynexus.vla.normalize import Normalizer
 
 Array = npt.NDArray[np.generic] | Tensor
-MAX_CHUNK = 256
 
 
 class Policy:
@@ -31,7 +30,7 @@ class Policy:
         spec: what it was built from.
         backbone_digest: the only backbone whose features it takes.
         hidden_size: width H of those features.
-        module: the action module, float32.
+        module: the action module, behind its adapter if it has one; float32.
         normalizer: scaling of state and action.
     """
 
@@ -41,15 +40,8 @@ class Policy:
         """Build the policy with the initial weights that `spec.seed` gives.
 
         Raises:
-            ValueError: if head, head_config, chunk, contract or statistics are not valid or do not fit each other.
+            ValueError: if head, adapter, chunk, contract or statistics are not valid or do not fit each other.
         """
-        if not 1 <= spec.chunk <= MAX_CHUNK:
-            raise ValueError(f"chunk must be from 1 to {MAX_CHUNK}, not {spec.chunk}")
-        if spec.contract.action_dim < 1 or spec.contract.state_dim < 0:
-            raise ValueError(
-                f"a policy needs at least one action dimension and no negative state dimension, not "
-                f"action_dim={spec.contract.action_dim}, state_dim={spec.contract.state_dim}"
-            )
         if spec.action_target == "relative_to_state" and spec.contract.state_dim != spec.contract.action_dim:
             raise ValueError(
                 f"action_target 'relative_to_state' needs states and actions of one length, not "
@@ -59,7 +51,7 @@ class Policy:
         self.spec = spec
         self.backbone_digest = backbone_digest
         self.hidden_size = hidden_size
-        self.module = build_head(spec, hidden_size).to(self.device)
+        self.module = build_module(spec, hidden_size).to(self.device)
         self.normalizer = Normalizer.from_spec(spec).to(self.device)
 
     @property
@@ -70,8 +62,7 @@ class Policy:
     @property
     def memory_bytes(self) -> int:
         """Bytes that training takes: parameters, gradients, two moments, and buffers."""
-        trained = sum(p.numel() * p.element_size() for p in self.module.parameters())
-        return 4 * trained + sum(b.numel() * b.element_size() for b in self.module.buffers())
+        return training_bytes(self.module)
 
     def loss(
         self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array, *, draw: int = 0

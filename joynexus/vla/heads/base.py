@@ -8,7 +8,8 @@ come from `spec.seed`, everything else from `Noise`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
 
 import msgspec
 import torch
@@ -19,6 +20,7 @@ from joynexus.vla.feature import LAST, PaddedFeature
 from joynexus.vla.noise import Noise
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
+MILLION = 1_000_000
 
 
 class ActionModule(nn.Module, ABC):
@@ -28,9 +30,12 @@ class ActionModule(nn.Module, ABC):
 
     Attributes:
         layers: hidden states that it reads; -1 is the last one.
+        max_parameters: a spec that asks for more is refused, so that one tenant's head does not fill a trainer that
+            many share. With gradients and optimizer a parameter takes 16 bytes.
     """
 
     layers: tuple[int, ...] = (LAST,)
+    max_parameters: ClassVar[int] = 64 * MILLION
 
     def __init__(self, *, hidden_size: int, state_dim: int, action_dim: int, chunk: int) -> None:
         super().__init__()
@@ -43,6 +48,8 @@ class ActionModule(nn.Module, ABC):
     @abstractmethod
     def from_spec(cls, spec: PolicySpec, hidden_size: int) -> ActionModule:
         """Build a module whose initial weights depend on `spec` alone.
+
+        Sizes are found out by building under `torch.device("meta")`, so this must not need the weights' values.
 
         Raises:
             ValueError: if `spec.head_config` has an unknown key or a value out of range.
@@ -63,18 +70,32 @@ def read_config(spec: PolicySpec, kind: type[_Config]) -> _Config:
     Raises:
         ValueError: naming the unknown key or the value that is out of range.
     """
+    return convert_config(f"head_config of '{spec.head}'", spec.head_config, kind)
+
+
+def convert_config(what: str, values: Mapping[str, object], kind: type[_Config]) -> _Config:
+    """Check a module's settings against its struct; `what` names them in the error.
+
+    Raises:
+        ValueError: as `read_config`.
+    """
     try:
-        return msgspec.convert(spec.head_config, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
-        raise ValueError(f"head_config of '{spec.head}' is not valid: {error}; known keys: {known}") from error
+        raise ValueError(f"{what} is not valid: {error}; known keys: {known}") from error
 
 
 def linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Linear:
     """Make a linear layer with weights and bias uniform in ±1/sqrt(inputs), as torch does, from a private generator."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # draws nothing
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())  # draws nothing
     bound = max(inputs, 1) ** -0.5
     with torch.no_grad():
         layer.weight.uniform_(-bound, bound, generator=random)
         layer.bias.uniform_(-bound, bound, generator=random)
     return layer
+
+
+def normal(shape: tuple[int, ...], std: float, random: torch.Generator) -> Tensor:
+    """Draw initial values of a parameter from a private generator."""
+    return torch.randn(shape, generator=random) * std

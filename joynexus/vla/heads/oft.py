@@ -29,8 +29,6 @@ _Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _GATE = 0.1
 _START = 0.1
 _EPS = 1e-6
-MAX_PARAMETERS = 64_000_000
-"""One tenant's head, with its gradient and optimizer, stays near 1 GB of a trainer that many share."""
 
 
 class OftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,15 +60,6 @@ class Oft(ActionModule):
         )
         if config.width % config.heads:
             raise ValueError(f"head_config of 'oft': width {config.width} is no multiple of heads {config.heads}")
-        gathered = config.queries * config.width
-        size = (config.queries * config.heads + config.width) * hidden_size + (
-            gathered + self.state_dim + config.hidden + self.chunk * self.action_dim
-        ) * config.hidden
-        if size > MAX_PARAMETERS:
-            raise ValueError(
-                f"this head would have {size / 1e6:.0f} million parameters, and at most {MAX_PARAMETERS / 1e6:.0f} are "
-                "allowed: make head_config's 'queries', 'width' or 'hidden' smaller"
-            )
         random = torch.Generator().manual_seed(spec.seed)
         each = config.width // config.heads
         # Keys' projection is folded into the queries: they do not depend on the sample, so the product is one vector

@@ -85,7 +85,7 @@ def test_actions_stay_within_the_contracts_limits() -> None:
         ({"statistics": None}, "needs statistics"),
         ({"statistics": statistics(action=ACTION + 1)}, "statistics of the action have 4 dimensions"),
         ({"contract": contract(action_low=(0.0,))}, "action_low"),
-        ({"head": "nonesuch"}, "there is no head 'nonesuch'; known heads are: oft"),
+        ({"head": "nonesuch"}, "there is no head 'nonesuch'; known heads are: groot, oft"),
         ({"head_config": {"widht": 3}}, "widht"),
         ({"head_config": {"width": 0}}, "width"),
         ({"head_config": {"width": 30, "heads": 4}}, "multiple"),
