@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,8 +30,8 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def plain_loop(made_of, batches: list[Arrays]) -> list[float]:
-    """What a researcher would write: module, seed, features, AdamW, clipping, warm-up."""
+def plain_loop(made_of, batches: list[Arrays], draws: Sequence[int] | None = None) -> list[float]:
+    """What a researcher would write: module, seed, features, AdamW, clipping, warm-up; `draws` are the ops' numbers."""
     backbone = NoiseBackbone()
     policy = Policy(made_of, backbone.digest, backbone.hidden_size)
     settings = made_of.optimizer
@@ -45,7 +46,8 @@ def plain_loop(made_of, batches: list[Arrays]) -> list[float]:
     losses = []
     for step, arrays in enumerate(batches):
         optimizer.zero_grad()
-        loss = policy.loss(backbone.forward(arrays.observations()), arrays.state, arrays.action, arrays.mask)
+        features, draw = backbone.forward(arrays.observations()), draws[step] if draws else 0
+        loss = policy.loss(features, arrays.state, arrays.action, arrays.mask, draw=draw)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.module.parameters(), settings.grad_clip)
         optimizer.param_groups[0]["lr"] = learning_rate(settings, step)
@@ -54,13 +56,23 @@ def plain_loop(made_of, batches: list[Arrays]) -> list[float]:
     return losses
 
 
-def test_fifty_steps_equal_a_plain_loop_bit_for_bit(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head": "groot", "head_config": {"width": 32, "layers": 3}},
+        {"head": "groot", "head_config": {"width": 32, "layers": 2}, "adapter": "bottleneck"},
+    ],
+    ids=["oft", "groot", "groot behind an adapter"],
+)
+def test_fifty_steps_equal_a_plain_loop_bit_for_bit(bench: Bench, changes: dict[str, object]) -> None:
     batches = [Arrays(seed) for seed in range(50)]
-    group = Group(opening("arm"))
+    made_of = msgspec.structs.replace(spec(), **changes)
+    group = Group(opening("arm", made_of))
     for step, arrays in enumerate(batches):
         group.train("arm", 2 * step + 1, arrays, "forward_backward").op("arm", 2 * step + 2, "optim_step")
     losses = [done.result.metrics["loss"] for done in bench.done(group) if done.kind == "forward_backward"]
-    assert losses == plain_loop(spec(), batches)
+    assert losses == plain_loop(made_of, batches, range(1, 100, 2))
     assert losses[-1] != losses[0]
 
 
