@@ -171,9 +171,14 @@ def load_job(text: str) -> JobSpec:
         ValueError: one sentence that names the wrong field or value.
     """
     try:
-        spec: JobSpec = msgspec.yaml.decode(text, type=JobSpec)
+        content = msgspec.yaml.decode(text)
+        if not isinstance(content, dict):
+            what = "empty" if content is None else f"a {type(content).__name__}"
+            raise ValueError(f"the job spec is {what}: it must have lines `field: value`, first `kind: sft` or another")
+        spec: JobSpec = msgspec.convert(content, type=JobSpec)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"the job spec is not valid: {error}") from error
+        hint = "; YAML takes 1e-3 for a text: write 0.001 or 1.0e-3" if "`float`, got `str`" in str(error) else ""
+        raise ValueError(f"the job spec is not valid: {' '.join(str(error).split())}{hint}") from error
     return spec
 
 

@@ -162,6 +162,8 @@ class AsyncClient(ClientVerbs[AsyncPolicy, AsyncJob]):
         datasets: the tenant's data sets.
     """
 
+    datasets: AsyncDatasets
+
     create_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._create_policy)
     policies = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._policies)
     move_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._move_policy)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import joynexus
 from joynexus.client._datasets import Datasets, DatasetVerbs
 from joynexus.client._flow import Flow, answered, blocking, run
-from joynexus.client._io import Connection, answer_of
+from joynexus.client._io import Connection, answer_of, check_sendable
 from joynexus.client._jobs import Job, JobVerbs
 from joynexus.client._policy import Policy, PolicyVerbs
 from joynexus.contract import Contract, Statistics
@@ -191,11 +191,13 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         Raises:
             JoyNexusError: if the service refuses the spec, or another driver has the policy.
         """
+        message = SubmitJob(key=key or self._connection.new_key(), spec=spec)
+        check_sendable(message)
         if isinstance(spec, SftSpec) and spec.policy in self._handles:
             # Our own loop would be the driver that is in the way. If its ops are still running, the service says so.
             with contextlib.suppress(JoyNexusError):
                 yield from self._handles[spec.policy]._release()
-        info = yield from self._ask(SubmitJob(key=key or self._connection.new_key(), spec=spec), JobInfo)
+        info = yield from self._ask(message, JobInfo)
         return self._job_of(info)
 
     def _sft(self, /, **fields: Any) -> Flow[JobT]:
@@ -238,6 +240,8 @@ class Client(ClientVerbs[Policy, Job]):
     Attributes:
         datasets: the tenant's data sets.
     """
+
+    datasets: Datasets
 
     create_policy = blocking(ClientVerbs[Policy, Job]._create_policy)
     policies = blocking(ClientVerbs[Policy, Job]._policies)

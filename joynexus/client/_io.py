@@ -122,7 +122,7 @@ class Connection:
         Raises:
             ValueError: if the message holds a value that cannot be sent.
         """
-        _check(message)
+        check_sendable(message)
         return self._submit(
             lambda id_, copies: Ask(
                 id=id_, message=message, buffers=copies, channel=channel, patience_s=patience_s, resend_s=resend_s
@@ -137,7 +137,7 @@ class Connection:
         Raises:
             ValueError: if the message holds a value that cannot be sent.
         """
-        _check(message)
+        check_sendable(message)
         return self._submit(
             lambda id_, copies: Op(id=id_, policy=policy, message=message, buffers=copies), convert, buffers
         )
@@ -308,11 +308,20 @@ class Connection:
             future.set_exception(JoyNexusError(reason))
 
 
-def _check(message: Message) -> None:
-    """Refuse in the caller's thread what would not encode in the I/O thread (a numpy number, an int above 64 bits)."""
+def check_sendable(message: Message) -> None:
+    """Refuse in the caller's thread what would not encode in the I/O thread (a numpy number, an int above 64 bits).
+
+    Raises:
+        ValueError: saying what cannot be sent.
+    """
+    what = kind_of(message).replace("_", " ")
     try:
         msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
-    except (TypeError, OverflowError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+    except UnicodeEncodeError as error:
+        start = error.object[max(0, error.start - 20) : error.start]
         raise ValueError(
-            f"this {kind_of(message).replace('_', ' ')} cannot be sent: {error}; use plain numbers, strings and tuples"
+            f"this {what} cannot be sent: after {start!r} comes {error.object[error.start]!r}, which is half a "
+            "character: decode the text again, as UTF-8"
         ) from error
+    except (TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise ValueError(f"this {what} cannot be sent: {error}; use plain numbers, strings and tuples") from error

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from joynexus.client._io import Convert, answer_of
 from joynexus.specs import PolicySpec
-from joynexus.wire import ArrayPacker, Buffer, Packet, join, rebuild
+from joynexus.wire import ArrayPacker, Buffer, Packet, join, limits, rebuild
 from joynexus.wire.front import Act, Actions, DatasetSamples, Samples
 
 Images = Mapping[str, npt.NDArray[np.uint8]] | Sequence[npt.NDArray[np.uint8]]
@@ -164,11 +164,15 @@ def _picture_rows(picture: npt.NDArray[Any], rows: int) -> npt.NDArray[np.uint8]
 
 
 def _texts(texts: str | Sequence[str], rows: int) -> tuple[str, ...]:
-    if isinstance(texts, str):
-        return (texts,) * rows
-    if len(texts) != rows:
-        raise ValueError(f"there are {rows} samples but {len(texts)} instructions: give one for each, or one for all")
-    return tuple(texts)
+    each = (texts,) * rows if isinstance(texts, str) else tuple(texts)
+    if len(each) != rows:
+        raise ValueError(f"there are {rows} samples but {len(each)} instructions: give one for each, or one for all")
+    longest = max(map(len, each), default=0)
+    if longest > limits.MAX_INSTRUCTION_CHARS:
+        raise ValueError(
+            f"an instruction has {longest} characters, and at most {limits.MAX_INSTRUCTION_CHARS} are taken: shorten it"
+        )
+    return each
 
 
 def _seeds(seed: int | Sequence[int], rows: int) -> tuple[int, ...]:

@@ -103,15 +103,16 @@ def failure(
 
 
 class JoyNexusError(Exception):
-    """What a client raises for a `Failure`.
+    """What a client raises for a `Failure`; its text is the sentence, with the failure's numbers if it has some.
 
     Attributes:
-        failure: the failure as data.
+        failure: the failure as data; `failure.details` has the numbers.
         request_id: id under which the service's log has the details; empty if the error arose locally.
     """
 
     def __init__(self, failure: Failure, request_id: str = "") -> None:
-        super().__init__(failure.message)
+        numbers = ", ".join(f"{name} {value:g}" for name, value in failure.details.items())
+        super().__init__(f"{failure.message} ({numbers})" if numbers else failure.message)
         self.failure = failure
         self.request_id = request_id
 

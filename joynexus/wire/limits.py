@@ -21,4 +21,5 @@ INLINE_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024
 """Size of one chunk of a blob on a bulk socket; the protocol allows 4 MiB, under CURVE small chunks are faster."""
 MAX_ACT_ROWS = 64
+MAX_INSTRUCTION_CHARS = 4000
 MAX_BLOB_BYTES = 64 * 1024**3

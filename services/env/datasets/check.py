@@ -222,6 +222,11 @@ def _contract(folder: DatasetFolder, layout: Layout, rows: list[EpisodeRows], ca
         contract = msgspec.convert(folder.json(CONTRACT_FILE), Contract)
     except msgspec.ValidationError as error:
         raise folder.findings.fail(CONTRACT_FILE, f"is no embodiment contract ({error}): write it again") from error
+    absent = sorted({camera.name for camera in contract.cameras} - {camera.name for camera in cameras})
+    if absent:
+        raise folder.findings.fail(
+            f"camera '{absent[0]}'", f"its videos are missing: copy them, or take it out of {CONTRACT_FILE}"
+        )
     plain = tuple((camera.name, camera.height, camera.width) for camera in contract.cameras)
     for field, stated, actual in (
         ("state_dim", contract.state_dim, layout.state.dim),

@@ -15,7 +15,7 @@ from joynexus.client._io import Connection, answer_of
 from joynexus.contract import Camera, Contract
 from joynexus.keys import ClusterFile, KeyEntry, KeyPair
 from joynexus.specs import PolicySpec
-from joynexus.wire import ArrayPacker, ErrorCode, JoyNexusError, Packet, rebuild, split
+from joynexus.wire import ArrayPacker, ErrorCode, JoyNexusError, Packet, failure, rebuild, split
 from joynexus.wire.front import (
     Act,
     Actions,
@@ -297,3 +297,45 @@ def test_closed_client_says_so_and_fails_what_waits(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="this client is closed"):
             client.status()
         client.close()
+
+
+def test_half_a_character_is_named_with_what_stands_before_it(tmp_path: Path) -> None:
+    with running(tmp_path) as service:
+        service.answer = with_policy(service)
+        with joynexus.connect(service.cluster) as client:
+            picture = np.zeros((4, 4, 3), np.uint8)
+            with pytest.raises(
+                ValueError, match=r"this act cannot be sent: after 'pick ' comes '\\udc80', which is half"
+            ):
+                client.policy("p").act([picture], "pick \udc80", [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "sentence"),
+    [
+        ({"instruction": "go " * 2000}, "an instruction has 6000 characters, and at most 4000 are taken: shorten it"),
+        ({"seed": 1.5}, "a seed must be a whole number"),
+        ({"seed": [1, 2]}, "there are 1 rows but 2 seeds"),
+    ],
+)
+def test_what_no_service_would_take_is_refused_here(tmp_path: Path, keywords, sentence: str) -> None:
+    with running(tmp_path) as service:
+        service.answer = with_policy(service)
+        arguments = {"images": [np.zeros((4, 4, 3), np.uint8)], "instruction": "go", "state": [0, 0, 0], **keywords}
+        with joynexus.connect(service.cluster) as client, pytest.raises(ValueError, match=sentence):
+            client.policy("p").act(**arguments)
+
+
+@pytest.mark.parametrize("indices", [[1.5], ["3"], [None]])
+def test_index_that_is_no_whole_number_is_refused_not_cut(tmp_path: Path, indices) -> None:
+    with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
+        with pytest.raises(ValueError, match="indices must be whole numbers, steps of data set 'd'"):
+            client.policy("p").forward_backward(dataset="d", indices=indices)
+        client.policy("p").forward_backward(dataset="d", indices=np.arange(3)).result(10)
+
+
+def test_refusal_for_too_much_says_how_much_is_there(tmp_path: Path) -> None:
+    full = failure(ErrorCode.OVERLOADED, "too many requests wait", details={"limit": 64, "waiting": 64, "running": 8})
+    error = JoyNexusError(full)
+    assert str(error) == "too many requests wait (limit 64, waiting 64, running 8)"
+    assert error.failure.details["waiting"] == 64
