@@ -49,7 +49,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
         fingerprint: hash of what the tenant sent, to tell a retry from a conflict.
         payload: inline samples, made by `frames.join`; kept in a column of its own and not given back by `load`.
         payload_nbytes, body_nbytes: its length, and that of the encoded `Samples` in it.
-        blob: digest of the blob with the samples, or with the state to load.
+        blob: digest of the blob with the samples, or with the state or weights to load.
         blob_nbytes: its size.
         manifest, indices, feature_scope: samples by reference to a prepared data set.
         version: number issued to a `publish`.

@@ -172,6 +172,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
         nbytes: size of the blob in `checkpoint` or `result.digest`.
         step: optimizer steps of the policy so far.
         busy_s: the item's share of busy time (a shared forward divided by tokens).
+        page_s: the part of it that opening the policy's slot took; in the first item behind that.
         samples, backbone_forwards: counts for metering.
         slot_bytes: memory that the policy takes in the trainer: parameters, gradients and moments.
         last: the group is done.
@@ -188,6 +189,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
     nbytes: int = 0
     step: int = 0
     busy_s: float = 0.0
+    page_s: float = 0.0
     samples: int = 0
     backbone_forwards: int = 0
     slot_bytes: int = 0

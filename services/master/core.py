@@ -109,7 +109,13 @@ class MasterCore:
         )
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
         self._training = Training(
-            outbox, config, self._roster, self._outcomes, lambda op: self._intake.payload(op, sources.payload), training
+            outbox,
+            config,
+            self._roster,
+            self._policies,
+            self._outcomes,
+            lambda op: self._intake.payload(op, sources.payload),
+            training,
         )
         self._intake = Intake(
             outbox,
@@ -318,6 +324,8 @@ class MasterCore:
             front.Publish: self._intake.on_op,
             front.SaveState: self._intake.on_op,
             front.LoadState: self._intake.on_op,
+            front.LoadWeights: self._intake.on_op,
+            front.MovePolicy: self._training.moves.on_move,
             front.SubmitJob: self._jobs.on_submit,
             front.GetJob: self._jobs.on_get,
             front.CancelJob: self._jobs.on_cancel,

@@ -13,7 +13,7 @@ from joynexus.wire.back import OpenSlot, TrainGroup, TrainItem
 from joynexus.wire.front import DatasetSamples
 from services.master.config import CoreConfig
 from services.master.ops import Op
-from services.master.policies import Policy
+from services.master.policies import Policy, PolicyKey
 
 _BODY_BYTES = limits.MAX_BODY_BYTES // 2
 _ITEM_BYTES = 512
@@ -25,6 +25,9 @@ class GroupBuilder:
 
     Args:
         payload: gives the inline samples of an op.
+
+    Attributes:
+        estimate_s: what all that is in it takes, roughly; whoever adds something adds to it.
     """
 
     def __init__(self, config: CoreConfig, payload: Callable[[Op], bytes]) -> None:
@@ -36,6 +39,7 @@ class GroupBuilder:
         self._close: list[tuple[str, str]] = []
         self._body_bytes = 0
         self._buffer_bytes = 0
+        self.estimate_s = 0.0
 
     @property
     def empty(self) -> bool:
@@ -44,13 +48,14 @@ class GroupBuilder:
 
     @property
     def full(self) -> bool:
-        """It has as many ops as a group may have."""
-        return len(self._items) >= self._config.group_ops
+        """It has as many ops as a group may have, or takes as long as one may."""
+        return len(self._items) >= self._config.group_ops or self.estimate_s >= self._config.group_s
 
-    def fits(self, policy: Policy, op: Op) -> bool:
-        """Tell whether there is room for an op (there always is in an empty group)."""
+    def fits(self, policy: Policy, op: Op, estimate_s: float) -> bool:
+        """Tell whether there is room for an op that takes so long (there always is in an empty group)."""
         return self.empty or (
-            self._body_bytes + policy.spec_nbytes + _body_bytes(op) <= _BODY_BYTES
+            self.estimate_s + estimate_s <= self._config.group_s
+            and self._body_bytes + policy.spec_nbytes + _body_bytes(op) <= _BODY_BYTES
             and self._buffer_bytes + op.record.payload_nbytes <= self._config.group_bytes
             and len(self._buffers) + limits.MAX_BUFFERS // self._config.group_ops <= limits.MAX_BUFFERS
         )
@@ -68,9 +73,9 @@ class GroupBuilder:
         )
         self._body_bytes += policy.spec_nbytes
 
-    def close_slot(self, policy: Policy) -> None:
+    def close_slot(self, key: PolicyKey) -> None:
         """Have the trainer drop a policy from memory first."""
-        self._close.append(policy.key)
+        self._close.append(key)
 
     def add_op(self, policy: Policy, op: Op) -> None:
         """Add an op.

@@ -1,7 +1,8 @@
 """The front desk of ops: exactly one effect for every `(tenant, policy, seq)`, whatever is lost or repeated.
 
-In: `ForwardBackward`, `OptimStep`, `Publish`, `SaveState`, `LoadState`, and the ops of jobs. Out: journaled ops, and
-`Accepted` once they are; stored results for what was asked before. Never: an acknowledgement before the journal has it.
+In: `ForwardBackward`, `OptimStep`, `Publish`, `SaveState`, `LoadState`, `LoadWeights`, and the ops of jobs. Out:
+journaled ops, and `Accepted` once they are; stored results for what was asked before. Never: an acknowledgement before
+the journal has it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 from common.journal.records import OpRecord
 from joynexus.wire import ErrorCode, Failure, join, kind_of, limits
-from joynexus.wire.front import Accepted, ForwardBackward, LoadState, OptimStep, Publish, SaveState
+from joynexus.wire.front import Accepted, ForwardBackward, LoadState, LoadWeights, OptimStep, Publish, SaveState
 from services.master.catalog import Catalog
 from services.master.checks import check_any_name
 from services.master.config import CoreConfig
@@ -27,7 +28,7 @@ from services.master.outbox import Outbox, not_saved, refuse
 from services.master.policies import Policies, Policy
 from services.master.training import Training
 
-TenantOp = ForwardBackward | OptimStep | Publish | SaveState | LoadState
+TenantOp = ForwardBackward | OptimStep | Publish | SaveState | LoadState | LoadWeights
 
 _MAX_BUFFERS = 64
 _MAX_INDICES = 4096
@@ -169,6 +170,8 @@ class Intake:
                 return msgspec.structs.replace(record, kind="save_state", state=message.state), b""
             case LoadState():
                 return self._load(policy, message, msgspec.structs.replace(record, kind="load_state")), b""
+            case LoadWeights():
+                return self._refer(policy, message.weights, msgspec.structs.replace(record, kind="load_weights")), b""
             case OptimStep():
                 return record, b""
 
@@ -209,13 +212,7 @@ class Intake:
                 feature_scope=feature_scope(policy.tenant, found.tenant, found.dataset),
             ), b""
         if message.payload:
-            if not self._holdings.may_read(policy.tenant, message.payload):
-                raise refuse(
-                    ErrorCode.NOT_FOUND,
-                    f"there is no blob {message.payload[:64]} here: upload it, then send the op again",
-                )
-            nbytes = self._holdings.size(policy.tenant, message.payload)
-            return msgspec.structs.replace(record, blob=message.payload, blob_nbytes=nbytes, feature_scope=scope), b""
+            return self._refer(policy, message.payload, msgspec.structs.replace(record, feature_scope=scope)), b""
         body = msgspec.msgpack.encode(message.samples)
         nbytes = sum(memoryview(buffer).nbytes for buffer in asked.buffers)
         if max(nbytes, len(body)) > limits.INLINE_BYTES or len(asked.buffers) > _MAX_BUFFERS:
@@ -228,6 +225,14 @@ class Intake:
         return msgspec.structs.replace(
             record, payload=payload, payload_nbytes=len(payload), body_nbytes=len(body), feature_scope=scope
         ), payload
+
+    def _refer(self, policy: Policy, digest: str, record: OpRecord) -> OpRecord:
+        """Have an op refer to a blob that its tenant uploaded."""
+        if not self._holdings.may_read(policy.tenant, digest):
+            sentence = f"there is no blob {digest[:64]} here: upload it, then send the op again"
+            raise refuse(ErrorCode.NOT_FOUND, sentence)
+        nbytes = self._holdings.size(policy.tenant, digest)
+        return msgspec.structs.replace(record, blob=digest, blob_nbytes=nbytes)
 
     # Journal
 

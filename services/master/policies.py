@@ -61,6 +61,7 @@ class Policy:
         step: optimizer steps after op `told`, the highest whose outcome was told.
         loop, job: who drives it, if anybody.
         checkpoint_every: optimizer steps between checkpoints.
+        home, resident: its trainer, and whether it is in that one's memory.
     """
 
     def __init__(self, record: PolicyRecord) -> None:
@@ -89,6 +90,8 @@ class Policy:
         self.loop: Loop | None = None
         self.job = ""
         self.checkpoint_every = 0
+        self.home = ""
+        self.resident = False
 
     @property
     def covered(self) -> int:
@@ -116,6 +119,8 @@ class Policy:
             contract_digest=self.contract_digest,
             versions=tuple(version_info(version) for version in list(self.versions.values())[-_SHOWN_VERSIONS:]),
             states=tuple(self.states),
+            home=self.home,
+            resident=self.resident,
         )
 
 

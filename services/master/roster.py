@@ -148,9 +148,10 @@ class Roster:
         worker = self.of(said)
         worker.leaving = True
         worker.phase = "draining"
-        self._outbox.answer(said, BeatAck())
         for staff in self._staff[worker.role]:
             staff.leaving(worker)
+        # Last, because it may go once it has heard this and has nothing to do.
+        self._outbox.answer(said, BeatAck())
 
     # Work
 

@@ -1,6 +1,6 @@
-"""A trainer as the Training queue sees it: what is at home there, and what it has to do.
+"""A trainer as the Training queue sees it: what is at home there, what is in its memory, and what it has to do.
 
-In: nothing but what `training.py` notes. Out: its credit. Never: a decision.
+In: nothing but what the queue notes. Out: its credit, and its state as a place for policies. Never: a decision.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from collections import OrderedDict
 
 import msgspec
 
-from services.master.lanes import Lanes
+from services.master.config import CoreConfig
+from services.master.lanes import Counters, Lanes
 from services.master.ops import Op
+from services.master.placement import Place, Smoothed
 from services.master.policies import PolicyKey
+from services.master.residency import Residency
 from services.master.roster import Worker
 from services.master.trainees import Trainee
 
@@ -31,33 +34,119 @@ ItemKey = tuple[str, str, int, bool]
 Items = OrderedDict[ItemKey, Item]
 
 
-class Trainer(msgspec.Struct, eq=False):
+class Waiter(msgspec.Struct, frozen=True, eq=False):
+    """A policy in a lane; void once it has another home."""
+
+    trainee: Trainee
+    stay: int
+
+    @property
+    def void(self) -> bool:
+        """It does not live here any more."""
+        return self.stay != self.trainee.stay
+
+
+class Trainer:
     """A trainer, the policies at home there, and its groups.
 
     Attributes:
         lanes: policies that have something to send.
+        outside: those of them that wait for a slot.
         homed: policies at home here.
-        residents: those of them with an open slot, the one used longest ago first.
+        active: those of them with unfinished work.
+        arriving: policies on their way here, still at home elsewhere.
+        memory: its slots.
+        closing: policies to be dropped from its memory with the next group.
         groups: items not answered yet, by task.
         alone: its one group holds an op that may kill it, so it gets nothing else meanwhile.
+        watching: a timer looks after policies that are stuck in its memory.
     """
 
-    worker: Worker
-    lanes: Lanes[Trainee]
-    homed: dict[PolicyKey, Trainee]
-    residents: OrderedDict[PolicyKey, Trainee]
-    groups: dict[str, Items]
-    alone: bool = False
+    def __init__(self, worker: Worker, counters: Counters, config: CoreConfig, now: float) -> None:
+        self.worker = worker
+        self.lanes: Lanes[Waiter] = Lanes(counters)
+        self.outside: Lanes[Waiter] = Lanes(counters)
+        self.homed: dict[PolicyKey, Trainee] = {}
+        self.active: dict[PolicyKey, Trainee] = {}
+        self.arriving: dict[PolicyKey, Trainee] = {}
+        self.memory = Residency(
+            max_slots=worker.register.max_slots,
+            slot_bytes=worker.register.slot_bytes,
+            share=config.page_share,
+            stuck_s=config.stuck_s,
+        )
+        self.closing: list[PolicyKey] = []
+        self.groups: dict[str, Items] = {}
+        self.alone = False
+        self.watching = False
+        self.load = Smoothed(now)
+
+    @property
+    def name(self) -> str:
+        """Name of its worker."""
+        return self.worker.name
+
+    @property
+    def backbone(self) -> str:
+        """Backbone that it has."""
+        return self.worker.register.backbone_name
 
     @property
     def credit(self) -> int:
         """Groups that it would take now."""
-        if self.worker.leaving or self.alone:
-            return 0
-        return self.worker.register.credit.get("train", 1) - len(self.groups)
+        return 0 if self.alone else self.worker.register.credit.get("train", 1) - len(self.groups)
 
-    @property
-    def max_slots(self) -> int:
-        """Policies that it holds in memory; 0 if it does not say."""
-        stated = self.worker.register.detail.get("max_slots", "")
-        return int(stated) if stated.isdecimal() else 0
+    def place(self, now: float) -> Place:
+        """Describe it as a place for policies."""
+        return Place(
+            name=self.name,
+            load=self.load.mean(now),
+            policies=len(self.homed),
+            nbytes=self.memory.nbytes,
+            room=self.worker.register.slot_bytes,
+        )
+
+    def settle(self, trainee: Trainee) -> None:
+        """A policy lives here from now on."""
+        trainee.home = self.worker
+        trainee.policy.home = self.name
+        self.homed[trainee.policy.key] = trainee
+
+    def unsettle(self, trainee: Trainee, now: float) -> None:
+        """A policy does not live here any more; what it still has in this trainer does not count."""
+        self.close(trainee)
+        self.homed.pop(trainee.policy.key, None)
+        if self.active.pop(trainee.policy.key, None) is not None:
+            self.load.set(now, len(self.active))
+        trainee.home, trainee.policy.home = None, ""
+        trainee.stay += 1
+        trainee.queued = trainee.vacating = False
+
+    def keep(self, trainee: Trainee) -> None:
+        """A policy that was to leave its slot stays after all, unless everybody has to go."""
+        trainee.vacating = self.worker.leaving
+        self.memory.leaving.discard(trainee.policy.key)
+
+    def enqueue(self, trainee: Trainee) -> None:
+        """A policy has something to send."""
+        trainee.queued = True
+        self.lanes.push(trainee.policy.tenant, Waiter(trainee, trainee.stay))
+
+    def close(self, trainee: Trainee) -> None:
+        """Take a policy's slot away: it starts again from its checkpoint."""
+        if trainee.open:
+            self.closing.append(trainee.policy.key)
+        self.memory.leave(trainee)
+        trainee.reopen()
+
+    def note(self, trainee: Trainee, now: float) -> None:
+        """See whether a policy at home here has unfinished work."""
+        key, known = trainee.policy.key, trainee.policy.key in self.active
+        if trainee.unfinished == known:
+            return
+        if known:
+            del self.active[key]
+        else:
+            self.active[key] = trainee
+        trainee.demand.set(now, float(not known))
+        self.load.set(now, len(self.active))

@@ -1,12 +1,13 @@
-"""The Training queue: ops to their policies' home trainers, in order, in groups; results and checkpoints back.
+"""The Training queue: ops to their policies' home trainers, in order; results and checkpoints back.
 
-In: journaled ops, `TrainDone`, `SlotFailed`, trainers that come and go. Out: `TrainGroup`s; outcomes of ops, durable
-before anybody hears of them. Never: an op of a policy before the one before it, a policy in two trainers, an outcome
-taken from a trainer that was declared dead, or a scan over policies or ops.
+In: journaled ops, `TrainDone`, `SlotFailed`, trainers that come and go. Out: policies with a home and a place in its
+lanes (`dispatch.py` makes groups of them); outcomes of ops, durable before anybody hears of them. Never: a policy in
+two trainers, an outcome taken from a trainer that was declared dead, or a scan over policies or ops.
 
 A lost trainer's policies start again from their checkpoints: the ops above are sent again in order, to the next
 trainer; those whose result is known are marked `replay` and their results are only compared. An op that was the first
 unanswered one when its trainer died is then sent alone, so that the innocent are cleared and the guilty one set aside.
+A trainer that leaves is asked for checkpoints first, so that nothing has to be replayed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from collections.abc import Callable, Iterable
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import SlotFailed, TrainDone
 from services.master.config import CoreConfig
+from services.master.dispatch import Dispatch
 from services.master.events import BackMessage
-from services.master.groups import GroupBuilder
-from services.master.lanes import Counters, Lanes
+from services.master.lanes import Counters
+from services.master.moves import Moves
 from services.master.ops import Op
 from services.master.outbox import Outbox, refuse
 from services.master.outcomes import Outcomes
-from services.master.policies import Policy, PolicyKey
+from services.master.placement import choose
+from services.master.policies import Policies, Policy, PolicyKey
 from services.master.roster import Roster, Worker
 from services.master.trainees import Trainee
 from services.master.trainers import Item, Items, Trainer
@@ -38,6 +41,9 @@ class Training:
     Args:
         payload: gives the inline samples of an op.
         counters: use by tenant.
+
+    Attributes:
+        moves: policies that change their home.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Training:
         outbox: Outbox,
         config: CoreConfig,
         roster: Roster,
+        policies: Policies,
         outcomes: Outcomes,
         payload: Callable[[Op], bytes],
         counters: Counters,
@@ -53,11 +60,12 @@ class Training:
         self._config = config
         self._roster = roster
         self._outcomes = outcomes
-        self._payload = payload
         self._counters = counters
+        self._dispatch = Dispatch(outbox, config, roster, outcomes, counters, payload)
         self._trainees: dict[PolicyKey, Trainee] = {}
         self._trainers: dict[str, Trainer] = {}  # by worker name
         self._homeless: dict[str, OrderedDict[PolicyKey, Trainee]] = {}  # by backbone
+        self.moves = Moves(outbox, config, policies, self._trainers, self._trainee, self._queue)
         roster.add_staff("trainer", self)
 
     # For other parts
@@ -72,18 +80,37 @@ class Training:
         trainee.checkpoint_wanted = True
         self._queue(trainee)
 
+    def hold(self, policy: Policy) -> None:
+        """Send nothing more of a policy, and let nothing count that its trainer has not answered."""
+        trainee = self._trainee(policy)
+        trainee.held = True
+        if trainee.in_flight and trainee.home is not None:
+            self._trainers[trainee.home.name].close(trainee)
+        self._queue(trainee)
+
+    def release(self, policy: Policy) -> None:
+        """Go on with a policy that was held."""
+        trainee = self._trainee(policy)
+        trainee.held = False
+        self._queue(trainee)
+
+    def abandon(self, policy: Policy, error: Failure) -> None:
+        """Answer the ops that were held back with a failure, so that nobody trains on them, and go on behind them."""
+        for seq in range(policy.applied + 1, policy.journaled + 1):
+            self._outcomes.decided(policy, policy.ops[seq], error)
+        self.release(policy)
+
     def serves(self, backbone: str) -> bool:
         """Tell whether a trainer with this backbone is there."""
         return any(True for _ in self._with_backbone(backbone))
 
     def backbones(self) -> list[str]:
         """Return the backbones that trainers have now, in order of name."""
-        return sorted({trainer.worker.register.backbone_name for trainer in self._trainers.values()})
+        return sorted({trainer.backbone for trainer in self._trainers.values()})
 
     def known_heads(self, backbone: str) -> set[str]:
         """Return the action modules that the trainers with this backbone say they have."""
-        stated = (trainer.worker.register.detail.get("heads", "") for trainer in self._with_backbone(backbone))
-        return {head.strip() for heads in stated for head in heads.split(",") if head.strip()}
+        return {head for trainer in self._with_backbone(backbone) for head in trainer.worker.register.heads}
 
     def running(self, policy: Policy) -> int:
         """Number of a policy's items that are with its trainer."""
@@ -99,8 +126,9 @@ class Training:
         item = trainer.groups[message.task].pop(key, None)
         if item is not None:
             self._counters.charge(message.tenant, message.busy_s - item.estimate_s)
+            self._account(trainer, item, message)
             if item.opening == item.trainee.opening:
-                item.trainee.answered(message.busy_s)
+                item.trainee.answered(item.op, message.busy_s - message.page_s, well=message.result.error is None)
                 item.trainee.faults = 0
                 self._take_in(item, message)
         self._conclude(trainer, message.task, last=message.last)
@@ -112,7 +140,7 @@ class Training:
         key = (message.tenant, message.policy)
         failed = [items.pop(item) for item in list(items) if item[:2] == key]
         if failed and failed[0].opening == failed[0].trainee.opening:
-            self._slot_failed(failed[0].trainee, message.error)
+            self._slot_failed(trainer, failed[0].trainee, message.error)
         self._conclude(trainer, message.task, last=message.last)
 
     def _trainer(self, said: BackMessage, message: TrainDone | SlotFailed) -> Trainer:
@@ -123,18 +151,37 @@ class Training:
             raise refuse(ErrorCode.INVALID, f"task '{message.task[:64]}' is no training")
         return trainer
 
+    def _account(self, trainer: Trainer, item: Item, message: TrainDone) -> None:
+        """Tell work from paging."""
+        memory, trainee = trainer.memory, item.trainee
+        if item.opening == trainee.opening:
+            memory.measured(trainee, message.slot_bytes)
+        if item.op is None and trainee.policy.key in memory.leaving:
+            memory.paged_out(message.busy_s)
+            return
+        if message.page_s:
+            memory.paged_in(message.page_s)
+        memory.worked(message.busy_s - message.page_s)
+
     # Staff
 
     def joined(self, worker: Worker) -> None:
-        """A trainer is there: whoever waits for one moves in."""
-        self._trainers[worker.name] = Trainer(worker, Lanes(self._counters), {}, OrderedDict(), {})
-        self._queue(*self._homeless.pop(worker.register.backbone_name, {}).values())
+        """A trainer is there: whoever waits for one moves in, and others may come for the sake of loads."""
+        trainer = Trainer(worker, self._counters, self._config, self._outbox.now)
+        self._trainers[worker.name] = trainer
+        self._queue(*self._homeless.pop(trainer.backbone, {}).values())
+        self.moves.balance()
 
     def leaving(self, worker: Worker) -> None:
-        """A trainer finishes what it has; then its policies move."""
+        """A trainer finishes what it has, and checkpoints its policies, which then move."""
         trainer = self._trainers[worker.name]
-        if not trainer.groups:
-            self._move_out(trainer)
+        self.moves.closed(trainer, "is leaving")
+        homed = list(trainer.homed.values())
+        for trainee in homed:
+            trainee.vacating = True
+        self._queue(*homed)
+        self._dispatch.pump(trainer)
+        self._let_go(trainer)
 
     def lost(self, worker: Worker) -> None:
         """A trainer is dead: its policies start again elsewhere, from their checkpoints."""
@@ -142,11 +189,16 @@ class Training:
         killers = self._suspects(trainer)
         for op in killers.values():
             op.kills += 1
-        homed = self._move_out(trainer, queue=False)
+        self.moves.closed(trainer, "was lost")
+        homed = list(trainer.homed.values())
+        for trainee in homed:
+            trainer.unsettle(trainee, self._outbox.now)
         for trainee in homed:
             suspect = killers.get(trainee.policy.key)
             if suspect is not None and suspect.kills >= self._config.kills:
                 self._set_aside(trainee, suspect)
+            if trainee.target is not None:
+                self.moves.carry_out(trainee)
         self._queue(*homed)
 
     # Outcomes
@@ -157,7 +209,7 @@ class Training:
             self._checkpointed(trainee, message)
         elif item.op.done is None and message.seq != policy.applied + 1:
             self._outbox.log("error", "op_out_of_order", policy=policy.name, seq=message.seq, applied=policy.applied)
-            trainee.reopen()
+            self._close(trainee)
         else:
             self._outcomes.applied(policy, item.op, message)
         self._queue(trainee)
@@ -165,9 +217,13 @@ class Training:
     def _checkpointed(self, trainee: Trainee, message: TrainDone) -> None:
         policy, error = trainee.policy, message.result.error
         if error is None:
-            self._outcomes.checkpointed(policy, message, trainee.covered_further)
+            self._outcomes.checkpointed(policy, message, lambda: self._covered(trainee))
             return
         self._outbox.log("error", "checkpoint_failed", policy=policy.name, seq=message.seq, reason=error.message)
+        if trainee.target is not None:
+            self.moves.give_up(trainee, f"it cannot be checkpointed ({error.message})")
+        elif trainee.home is not None:
+            self._trainers[trainee.home.name].keep(trainee)
         opening = trainee.opening
 
         def later() -> None:
@@ -177,9 +233,16 @@ class Training:
 
         self._outbox.after(5 * self._config.retry_s, later)
 
-    def _slot_failed(self, trainee: Trainee, error: Failure) -> None:
+    def _covered(self, trainee: Trainee) -> None:
+        """A checkpoint is durable; a slot that is behind it is opened again from there."""
+        trainee.covered_further()
+        if trainee.behind:
+            self._close(trainee)
+        self._queue(trainee)
+
+    def _slot_failed(self, trainer: Trainer, trainee: Trainee, error: Failure) -> None:
         policy = trainee.policy
-        trainee.reopen()
+        trainer.close(trainee)
         trainee.faults += 1
         self._outbox.log("error", "slot_failed", policy=policy.name, reason=error.message, times=trainee.faults)
         if error.category == "user" or trainee.faults >= _SLOT_FAULTS:
@@ -197,15 +260,14 @@ class Training:
             return
         for item in items.values():
             if item.opening == item.trainee.opening:
-                self._outbox.log("error", "item_left_out", policy=item.trainee.policy.name, worker=trainer.worker.name)
-                item.trainee.reopen()
+                self._outbox.log("error", "item_left_out", policy=item.trainee.policy.name, worker=trainer.name)
+                trainer.close(item.trainee)
                 self._queue(item.trainee)
         del trainer.groups[task]
         trainer.alone = False
         self._roster.take(trainer.worker, task)
-        if trainer.worker.leaving and not trainer.groups:
-            self._move_out(trainer)
-        self._pump(trainer)
+        self._dispatch.pump(trainer)
+        self._let_go(trainer)
 
     # Loss
 
@@ -224,166 +286,77 @@ class Training:
         else:  # it was applied once, so it cannot be left out; at least others get their turn in between
             self._pause(trainee, _LONG_PAUSE_S)
 
-    def _move_out(self, trainer: Trainer, *, queue: bool = True) -> list[Trainee]:
-        """Make a trainer's policies homeless; they start again from their checkpoints."""
-        homed = list(trainer.homed.values())
-        trainer.homed.clear()
-        trainer.residents.clear()
-        trainer.lanes = Lanes(self._counters)
-        for trainee in homed:
-            trainee.home = None
-            trainee.queued = False
-            trainee.reopen()
-        if queue:
-            self._queue(*homed)
-        return homed
+    def _let_go(self, trainer: Trainer) -> None:
+        """A trainer that leaves has nothing more to do: who cannot be checkpointed there goes without."""
+        if not trainer.worker.leaving or trainer.groups:
+            return
+        for trainee in [trainee for trainee in trainer.homed.values() if trainee.cornered]:
+            trainer.close(trainee)
+            self._queue(trainee)
 
-    # Dispatch
+    def _close(self, trainee: Trainee) -> None:
+        """A policy starts again from its checkpoint."""
+        if trainee.home is not None:
+            self._trainers[trainee.home.name].close(trainee)
+        else:
+            trainee.reopen()
+
+    # Homes
 
     def _trainee(self, policy: Policy) -> Trainee:
         trainee = self._trainees.get(policy.key)
         if trainee is None:
-            trainee = self._trainees[policy.key] = Trainee(policy, self._config)
+            trainee = self._trainees[policy.key] = Trainee(policy, self._config, self._outbox.now)
         return trainee
 
     def _with_backbone(self, backbone: str) -> Iterable[Trainer]:
         return (
             trainer
             for trainer in self._trainers.values()
-            if trainer.worker.register.backbone_name == backbone and not trainer.worker.leaving
+            if trainer.backbone == backbone and not trainer.worker.leaving
         )
 
     def _queue(self, *trainees: Trainee) -> None:
         """Have policies wait for their turn if they have something to send; then use what credit there is."""
-        trainers: dict[str, Trainer] = {}
+        touched: dict[str, Trainer] = {}
         for trainee in trainees:
+            if trainee.vacated and trainee.home is not None:
+                touched[trainee.home.name] = self._trainers[trainee.home.name]
+                self._vacate(trainee)
             if not trainee.queued and trainee.has_work:
                 trainer = self._home(trainee)
                 if trainer is not None:
-                    self._enqueue(trainer, trainee)
-                    trainers[trainer.worker.name] = trainer
-        for trainer in trainers.values():
-            self._pump(trainer)
+                    trainer.enqueue(trainee)
+                    touched[trainer.name] = trainer
+            if trainee.home is not None:
+                self._trainers[trainee.home.name].note(trainee, self._outbox.now)
+        for trainer in touched.values():
+            self._dispatch.pump(trainer)
+
+    def _vacate(self, trainee: Trainee) -> None:
+        """A policy was to leave its slot, and a checkpoint has all that it did there."""
+        home = self._trainers[trainee.home.name] if trainee.home else None
+        if home is None:
+            return
+        home.close(trainee)
+        trainee.vacating = False
+        if trainee.target is not None:
+            self.moves.carry_out(trainee)
+        elif home.worker.leaving:
+            home.unsettle(trainee, self._outbox.now)
 
     def _home(self, trainee: Trainee) -> Trainer | None:
-        """Return a policy's trainer; the one with the fewest policies becomes it."""
+        """Return a policy's trainer; if it has none, the best one becomes it."""
         policy = trainee.policy
         if trainee.home is None:
-            trainers = self._with_backbone(policy.spec.backbone)
-            trainer = min(trainers, key=lambda trainer: len(trainer.homed), default=None)
-            if trainer is None:
+            places = [trainer.place(self._outbox.now) for trainer in self._with_backbone(policy.spec.backbone)]
+            place = choose(places, trainee.slot_nbytes)
+            if place is None:
                 self._homeless.setdefault(policy.spec.backbone, OrderedDict())[policy.key] = trainee
                 return None
-            trainee.home = trainer.worker
-            trainer.homed[policy.key] = trainee
+            self._trainers[place.name].settle(trainee)
+            return self._trainers[place.name]
         return self._trainers[trainee.home.name]
-
-    def _pump(self, trainer: Trainer) -> None:
-        while trainer.credit > 0:
-            builder = GroupBuilder(self._config, self._payload)
-            items = Items()
-            self._fill(trainer, builder, items)
-            if not items:
-                return
-            task = self._outbox.new_id()
-            trainer.groups[task] = items
-            group, buffers = builder.build(task)
-            self._roster.give(trainer.worker, task, 1, group, buffers)
-
-    def _fill(self, trainer: Trainer, builder: GroupBuilder, items: Items) -> None:
-        """Put ops into a group: a turn of the policy whose tenant used least, and again."""
-        while not builder.full and not trainer.alone:
-            trainee = trainer.lanes.pop()
-            if trainee is None:
-                return
-            trainee.queued = False
-            op = trainee.next_op()
-            suspect = op is not None and op.kills > 0
-            blocked = suspect and (not builder.empty or bool(trainer.groups))
-            taken = 0 if blocked else self._take_turn(trainer, trainee, builder, items)
-            if trainee.has_work and (taken or blocked or not builder.empty):
-                trainee.queued = True
-                trainer.lanes.put_back(trainee.policy.tenant, trainee, front=not taken)
-            if blocked or (not taken and not builder.empty):
-                return
-            trainer.alone = suspect and taken > 0
-
-    def _take_turn(self, trainer: Trainer, trainee: Trainee, builder: GroupBuilder, items: Items) -> int:
-        """Put some ops of one policy into a group; return how many items that made."""
-        policy, taken = trainee.policy, 0
-        while taken < self._config.turn_ops and not builder.full:
-            op = trainee.next_op()
-            if op is None or (op.kills and taken) or not builder.fits(policy, op):
-                break
-            problem = self._add(builder, policy, op)
-            if problem is not None:
-                if op.done is not None or op.record.seq != policy.applied + 1:
-                    break  # the master may answer it once everything before it is applied
-                self._outcomes.decided(policy, op, problem)
-                continue
-            self._open_slot(trainer, trainee, builder)
-            trainee.sending(op)
-            self._note(items, trainee, op)
-            taken += 1
-            if op.kills:
-                break
-            if trainee.checkpoint_due():
-                self._add_checkpoint(trainee, builder, items)
-        if not taken and trainee.open and trainee.checkpoint_due():
-            self._add_checkpoint(trainee, builder, items)
-            taken += 1
-        if taken:
-            trainer.residents.move_to_end(policy.key)
-        return taken
-
-    def _add(self, builder: GroupBuilder, policy: Policy, op: Op) -> Failure | None:
-        """Add an op to a group, or say why it cannot be done."""
-        if op.done is None and op.record.kind == "load_state" and not op.record.blob:
-            return failure(ErrorCode.NOT_FOUND, f"state '{op.record.state}' could not be saved, so it cannot be loaded")
-        try:
-            builder.add_op(policy, op)
-        except KeyError as error:
-            self._outbox.log("error", "payload_lost", policy=policy.name, seq=op.record.seq, reason=str(error))
-            return failure(ErrorCode.INTERNAL, f"the samples of op {op.record.seq} are lost: see the master's log")
-        return None
-
-    def _add_checkpoint(self, trainee: Trainee, builder: GroupBuilder, items: Items) -> None:
-        trainee.sending_checkpoint()
-        builder.add_checkpoint(trainee.policy, trainee.sent)
-        self._note(items, trainee, None)
-
-    def _note(self, items: Items, trainee: Trainee, op: Op | None) -> None:
-        key = (*trainee.policy.key, trainee.sent, op is None)
-        items[key] = Item(trainee, op, trainee.opening, trainee.cost_s)
-        self._counters.charge(trainee.policy.tenant, trainee.cost_s)
-
-    def _open_slot(self, trainer: Trainer, trainee: Trainee, builder: GroupBuilder) -> None:
-        """Have a policy brought into memory if it is not there; others make room if the trainer's slots are limited."""
-        if trainee.open:
-            return
-        trainee.open = True
-        trainer.residents[trainee.policy.key] = trainee
-        builder.open_slot(trainee.policy)
-        if not trainer.max_slots:
-            return
-        for key, other in list(trainer.residents.items()):
-            if len(trainer.residents) <= trainer.max_slots:
-                return
-            if not other.open:
-                del trainer.residents[key]
-            elif other.idle and other is not trainee:
-                if other.covered:
-                    del trainer.residents[key]
-                    builder.close_slot(other.policy)
-                    other.reopen()
-                else:  # it can go once its checkpoint is written
-                    other.checkpoint_wanted = True
-                    if other.has_work and not other.queued:
-                        self._enqueue(trainer, other)
-
-    def _enqueue(self, trainer: Trainer, trainee: Trainee) -> None:
-        trainee.queued = True
-        trainer.lanes.push(trainee.policy.tenant, trainee)
 
     def _pause(self, trainee: Trainee, seconds: float) -> None:
         """Leave a policy alone for a while."""

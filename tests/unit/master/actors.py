@@ -65,6 +65,8 @@ def apply(weights: Weights, item: TrainItem, samples: bytes) -> tuple[Weights, d
     if item.kind == "load_state":
         saved = BLOBS[item.state]
         weights = msgspec.structs.replace(weights, chain=saved.chain, step=saved.step, gradients="")
+    if item.kind == "load_weights":
+        weights = msgspec.structs.replace(weights, chain=mix("own", item.payload), gradients="")
     return msgspec.structs.replace(weights, applied_seq=item.seq), metrics
 
 
@@ -97,7 +99,7 @@ class FakeTrainer(FakeWorker):
         assert isinstance(group, TrainGroup)
         self.groups.append(group)
         for key in group.close:
-            del self.slots[key]
+            self.slots.pop(key, None)
         broken = set()
         for opening in group.slots:
             key = (opening.tenant, opening.policy)

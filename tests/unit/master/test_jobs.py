@@ -302,7 +302,7 @@ def test_an_evaluation_in_no_known_simulator_is_refused_at_once(world: World, en
 
 
 def test_an_unknown_head_is_refused_when_the_trainers_say_what_they_have(world: World) -> None:
-    FakeTrainer(world, new_incarnation(), detail={"heads": "oft, groot"})
+    FakeTrainer(world, new_incarnation(), heads=("oft", "groot"))
     push(world)
     refused = world.refused(SubmitJob(key="k", spec=sft(create=SftPolicy(head="oftt"))))
     assert refused.message == "there is no action module 'oftt': use one of groot, oft"
