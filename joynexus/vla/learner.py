@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from joynexus.specs import OptimizerSpec
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.policy import Array, Policy
+from joynexus.vla.tensors import check_tensors, layout
+from joynexus.vla.version_file import read_weights
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -147,7 +150,7 @@ class Learner:
         if not isinstance(step, int) or step < 0:
             raise ValueError(f"the learner's state has no valid step: {step!r}")
         current = self.policy.module.state_dict()
-        expected = {f"module.{name}": (t.shape, t.dtype) for name, t in current.items()}
+        expected = {f"module.{name}": each for name, each in layout(self.policy.module).items()}
         if step:
             for name, p in self._named.items():
                 for moment in _MOMENTS:
@@ -160,30 +163,22 @@ class Learner:
             moments = {m: tensors[f"optimizer.{m}.{name}"].clone() for m in _MOMENTS}
             # Fused AdamW keeps everything beside the parameter, its step count too.
             self._optimizer.state[p] = {m: t.to(p.device) for m, t in moments.items()}
-        self._optimizer.zero_grad(set_to_none=True)
-        self.step, self.pending, self._vetoed = step, 0, False
+        self.discard()
+        self.step = step
 
+    def load_weights(self, source: Path) -> None:
+        """Take a module's weights from a file, see `read_weights`, as if the policy had been created with them.
 
-def check_tensors(
-    what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.Size, torch.dtype]]
-) -> None:
-    """Compare names, shapes, types and finiteness.
+        The optimizer starts anew; pending gradients are dropped.
 
-    Raises:
-        ValueError: naming the first tensor that is missing, unknown, wrong or not finite.
-    """
-    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or extra:
-        raise ValueError(f"{what} does not fit its spec: missing tensors {missing[:3]}, unknown tensors {extra[:3]}")
-    for name, (shape, dtype) in expected.items():
-        tensor = tensors[name]
-        if tensor.shape != shape or tensor.dtype != dtype:
-            raise ValueError(
-                f"{what} does not fit its spec: '{name}' is {tensor.dtype} {list(tensor.shape)}, "
-                f"expected {dtype} {list(shape)}"
-            )
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{what} holds NaN or infinity in '{name}'")
+        Raises:
+            ValueError: saying what is wrong with the file; nothing is changed then.
+        """
+        tensors = read_weights(source, self.policy)
+        self.policy.module.load_state_dict(tensors)
+        self._optimizer.state.clear()
+        self.discard()
+        self.step = 0
 
 
 def _check(spec: OptimizerSpec) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import blake3
 import msgspec
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
+from torch import Tensor
 
 from joynexus.specs import PolicySpec
-from joynexus.vla.learner import check_tensors
 from joynexus.vla.policy import Policy
+from joynexus.vla.tensors import check_names, check_tensors, layout
 
 FORMAT = 1
 _KEY = "joynexus"  # one metadata entry only: safetensors writes several in no fixed order
@@ -86,7 +87,7 @@ def write_version(path: Path, policy: Policy, version: int, *, numerics_class: s
         numerics_class=numerics_class,
     )
     tensors = {name: t.detach().cpu().contiguous() for name, t in policy.module.state_dict().items()}
-    check_tensors(f"version {version}", tensors, {name: (t.shape, t.dtype) for name, t in tensors.items()})
+    check_tensors(f"version {version}", tensors, layout(policy.module))
     content = save(tensors, {_KEY: msgspec.json.encode(meta, order="deterministic").decode()})
     write_durably(path, content)
     return blake3.blake3(content).hexdigest(), len(content)
@@ -117,11 +118,46 @@ def read_version(source: Path | bytes, expected_digest: str | None = None, *, de
     except SafetensorError as error:
         raise ValueError(f"{name} is damaged: {error}") from error
     policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device)
-    expected = {key: (t.shape, t.dtype) for key, t in policy.module.state_dict().items()}
-    check_tensors(name, tensors, expected)
+    check_tensors(name, tensors, layout(policy.module))
     policy.module.load_state_dict(tensors)
     policy.module.eval()
     return LoadedVersion(policy=policy, meta=meta, digest=digest, nbytes=len(content))
+
+
+def read_weights(source: Path, policy: Policy) -> dict[str, Tensor]:
+    """Read weights for a policy's module: out of a version file, or of any safetensors file with the module's names.
+
+    The names are those of `policy.module.state_dict()`, which a version file has too; every name must be there, and no
+    other. The backbone is compared if the file says which one it was trained on: a version does, other files may, as
+    the metadata entry `backbone_digest`.
+
+    Raises:
+        ValueError: saying what is wrong with the file.
+    """
+    name, expected = "the weights file", layout(policy.module)
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata() or {}
+            check_names(name, file.keys(), expected)
+            for key, (shape, _) in expected.items():  # before memory is taken for it
+                found = list(file.get_slice(key).get_shape())
+                if found != list(shape):
+                    raise ValueError(f"{name} does not fit its spec: '{key}' is {found}, expected {list(shape)}")
+            tensors = {key: file.get_tensor(key) for key in expected}
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise ValueError(f"{name} is no safetensors file, or damaged: {error}") from error
+    stated = metadata.get("backbone_digest")
+    if _KEY in metadata:
+        stated = _decode_meta(name, metadata[_KEY]).backbone_digest
+    if stated is not None and stated != policy.backbone_digest:
+        raise ValueError(
+            f"{name} was trained on backbone {stated}, but this policy reads {policy.backbone_digest}: "
+            "create the policy on that backbone"
+        )
+    check_tensors(name, tensors, expected)
+    return tensors
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -149,8 +185,15 @@ def _read_meta(name: str, content: bytes) -> VersionMeta:
         if size > min(_MAX_HEADER, len(content) - 8):
             raise ValueError(f"{name} is truncated: its header says {size} bytes, the file has {len(content)}")
         text = json.loads(content[8 : 8 + size])["__metadata__"][_KEY]
-        head = json.loads(text)["format"]
     except (struct.error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
+    return _decode_meta(name, text)
+
+
+def _decode_meta(name: str, text: str) -> VersionMeta:
+    try:
+        head = json.loads(text)["format"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
     if head != FORMAT:
         raise ValueError(f"{name} has format {head}; this program reads format {FORMAT}: use a newer one")
