@@ -37,8 +37,11 @@ class Options:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
+    trainers: int = 1
+    inference: int = 1
     env_workers: int = 1
     simulator_processes: int = 2
+    max_slots: int = 16
     datasets_dir: Path | None = None
     cache_dir: Path | None = None
     log_level: str = "info"
@@ -176,14 +179,16 @@ def make_plan(cluster: LocalCluster, addresses: Addresses, options: Options, roo
     env = {"JOYNEXUS_SIMULATOR_PROCESSES": str(options.simulator_processes), "OMP_NUM_THREADS": "1"}
     if options.datasets_dir is not None:
         env["JOYNEXUS_DATASETS_DIR"] = str(options.datasets_dir.absolute())
-    roles = [
-        RolePlan(name="master", role="master", env={**every, **master, "JOYNEXUS_KEYS_DIR": str(cluster.keys)}),
-        RolePlan(name="trainer", role="trainer", env={**every, **worker("trainer"), **model}),
-        RolePlan(name="inference", role="inference", env={**every, **worker("inference"), **model}),
-    ]
-    for number in range(1, options.env_workers + 1):
-        name = "env" if number == 1 else f"env-{number}"
-        roles.append(RolePlan(name=name, role="env", env={**every, **worker("env"), **env}))
+    trainer = {"JOYNEXUS_MAX_SLOTS": str(options.max_slots)}
+    roles = [RolePlan(name="master", role="master", env={**every, **master, "JOYNEXUS_KEYS_DIR": str(cluster.keys)})]
+    for role, count, own in (
+        ("trainer", options.trainers, {**model, **trainer}),
+        ("inference", options.inference, model),
+        ("env", options.env_workers, env),
+    ):
+        for number in range(1, count + 1):
+            name = role if number == 1 else f"{role}-{number}"
+            roles.append(RolePlan(name=name, role=role, env={**every, **worker(role), **own}))
     return ClusterPlan(python=sys.executable, root=str(root), roles=tuple(roles))
 
 

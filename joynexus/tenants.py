@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -90,14 +91,30 @@ class TenantLimitsFile:
         Raises:
             ValueError: if a field is unknown or a value out of range; nothing is changed then.
         """
+        with self._changing() as every:
+            try:
+                every[tenant] = msgspec.structs.replace(every.get(tenant, TenantLimits()), **fields)
+            except TypeError as error:
+                raise ValueError(f"these are no limits: {error}") from error
+        return every[tenant]
+
+    def clear(self, tenant: str) -> None:
+        """Give a tenant the service's defaults again.
+
+        Raises:
+            ValueError: if it has no limits of its own.
+        """
+        with self._changing() as every:
+            if every.pop(tenant, None) is None:
+                raise ValueError(f"tenant '{tenant}' has no limits of its own; `joynexus admin limits show` lists them")
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, TenantLimits]]:
+        """Give the limits to change; they are written back unless the block raises."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # The lock is a file of its own: the limits themselves are another file after each change.
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             every = self.load()
-            try:
-                every[tenant] = msgspec.structs.replace(every.get(tenant, TenantLimits()), **fields)
-            except TypeError as error:
-                raise ValueError(f"these are no limits: {error}") from error
+            yield every
             write_private(self._path, msgspec.json.format(msgspec.json.encode(every), indent=2) + b"\n")
-        return every[tenant]

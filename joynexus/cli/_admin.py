@@ -1,4 +1,7 @@
-"""`joynexus admin keys add | revoke | list`: who may connect. For whoever holds the folder of keys."""
+"""`joynexus admin keys add | revoke | list`: who may connect. For whoever holds the folder of keys.
+
+`joynexus admin limits` is in `_limits.py`; `joynexus admin move` asks the cluster, with an operator's key.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from joynexus.cli._common import FOLDER, Json, print_json, print_table
+from joynexus.cli import _limits
+from joynexus.cli._common import FOLDER, Config, Folder, Json, KeysDir, client, keys_folder, print_json, print_table
 
 if TYPE_CHECKING:
     from joynexus.keyring import Keyring
@@ -15,11 +19,20 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="For operators.", no_args_is_help=True)
 keys = typer.Typer(help="Let in and shut out.", no_args_is_help=True)
 commands.add_typer(keys, name="keys")
+commands.add_typer(_limits.commands, name="limits")
 
-KeysDir = Annotated[
-    Path | None, typer.Option("--keys-dir", help="The folder of keys; otherwise `keys` in --state-dir.")
-]
-StateDir = Annotated[Path, typer.Option("--state-dir", help="Folder of the cluster on this machine.")]
+
+@commands.command()
+def move(
+    policy: Annotated[str, typer.Argument(help="Name of the policy; TENANT/POLICY for somebody else's.")],
+    trainer: Annotated[str, typer.Argument(help="Name of the trainer as in `joynexus status`, e.g. trainer-2.")],
+    config: Config = None,
+) -> None:
+    """Have a policy live on another trainer. It goes between two optimizer steps; nobody's numbers change."""
+    tenant, _, name = policy.rpartition("/")
+    with client(config) as connected:
+        info = connected.move_policy(name, trainer, tenant=tenant)
+    typer.echo(f"policy '{policy}' lives on {info.home}")
 
 
 @keys.command()
@@ -51,7 +64,7 @@ def add(
     role: Annotated[
         list[str] | None, typer.Option(help="Instead of a tenant's: a worker's key that claims this role.")
     ] = None,
-    state_dir: StateDir = FOLDER,
+    state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
 ) -> None:
     """Make a key; its folder is what its owner is given."""
@@ -71,7 +84,7 @@ def add(
 @keys.command()
 def revoke(
     name: Annotated[str, typer.Argument(help="Name of the key.")],
-    state_dir: StateDir = FOLDER,
+    state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
 ) -> None:
     """Shut a key out, from its next message on."""
@@ -81,7 +94,7 @@ def revoke(
 
 
 @keys.command("list")
-def list_(state_dir: StateDir = FOLDER, keys_dir: KeysDir = None, json: Json = False) -> None:
+def list_(state_dir: Folder = FOLDER, keys_dir: KeysDir = None, json: Json = False) -> None:
     """List the keys that are let in."""
     entries = _keyring(state_dir, keys_dir).registry.list()
     if json:
@@ -98,7 +111,4 @@ def list_(state_dir: StateDir = FOLDER, keys_dir: KeysDir = None, json: Json = F
 def _keyring(state_dir: Path, keys_dir: Path | None) -> Keyring:
     from joynexus.keyring import Keyring
 
-    folder = keys_dir or state_dir / "keys"
-    if not (folder / "registry.json").exists():
-        raise ValueError(f"{folder} is no folder of keys: start the cluster once, or name it with --keys-dir")
-    return Keyring(folder)
+    return Keyring(keys_folder(state_dir, keys_dir))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from joynexus.client import Client
+    from joynexus.specs import ModuleConfig
 
 Config = Annotated[
     Path | None,
@@ -20,6 +21,9 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Folder = Annotated[Path, typer.Option("--state-dir", help="Folder of the cluster on this machine.")]
 FOLDER = Path(".joynexus")
+KeysDir = Annotated[
+    Path | None, typer.Option("--keys-dir", help="The folder of keys; otherwise `keys` in --state-dir.")
+]
 
 
 @contextmanager
@@ -31,6 +35,14 @@ def client(config: Path | None) -> Iterator[Client]:
         yield connected
 
 
+def keys_folder(state_dir: Path, keys_dir: Path | None) -> Path:
+    """Return the folder of keys that an operator means; ValueError if it is none."""
+    folder = keys_dir or state_dir / "keys"
+    if not (folder / "registry.json").exists():
+        raise ValueError(f"{folder} is no folder of keys: start the cluster once, or name it with --keys-dir")
+    return folder
+
+
 def print_json(value: Any) -> None:
     """Print a message (or anything made of such) as JSON."""
     import msgspec
@@ -39,25 +51,75 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-    """Print rows as a table; columns whose values are numbers are aligned to the right."""
-    from rich import box
+    """Print rows as a table; columns of amounts are aligned to the right and never cut, empty ones are left out."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+    table = Table(
+        title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
+    )
+    cells = [[_text(cell) for cell in row] for row in rows]
+    kept = [index for index, _ in enumerate(columns) if not rows or any(row[index] for row in cells)]
+    for index in kept:
+        if rows and all(_is_amount(row[index]) for row in cells):
+            width = max(len(columns[index]), *(len(row[index]) for row in cells))
+            table.add_column(columns[index], justify="right", no_wrap=True, min_width=width)
+        else:
+            table.add_column(columns[index], overflow="fold")
+    for row in cells:
+        table.add_row(*(row[index] for index in kept))
     Console().print(table)
 
 
-def human_bytes(nbytes: int) -> str:
+def _text(cell: object) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+def _is_amount(text: str) -> bool:
+    return text in ("", "-") or text.removeprefix("-")[0].isdigit()
+
+
+def human_bytes(nbytes: float) -> str:
     """Return a size with a unit that fits."""
-    size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a duration with a unit that fits."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms" if seconds else "0 s"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def module_config(pairs: Sequence[str], option: str) -> ModuleConfig:
+    """Read `key=value` options as an action module's or adapter's sizes.
+
+    Raises:
+        ValueError: if one has no `=`, or a key comes twice.
+    """
+    config: ModuleConfig = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key and text):
+            raise ValueError(f"{option} takes key=value, e.g. width=192, not '{pair}'")
+        if key in config:
+            raise ValueError(f"{option} has '{key}' twice")
+        config[key] = _value(text)
+    return config
+
+
+def _value(text: str) -> int | float | str | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

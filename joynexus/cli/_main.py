@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _datasets, _policies
+from joynexus.cli import _admin, _cluster, _datasets, _jobs, _policies, _status
 
 commands = typer.Typer(
     name="joynexus",
@@ -21,7 +21,9 @@ commands = typer.Typer(
     add_completion=False,
 )
 _cluster.add_to(commands)
+commands.command()(_status.status)
 _policies.add_to(commands)
+commands.add_typer(_jobs.commands, name="jobs")
 commands.add_typer(_datasets.commands, name="datasets")
 commands.add_typer(_admin.commands, name="admin")
 

@@ -1,4 +1,4 @@
-"""`joynexus sft | evaluate | jobs | act | export`: policies, trained and used."""
+"""`joynexus sft | evaluate | policies | load-weights | act | export`: policies, trained and used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joynexus.cli._common import Config, Json, client, print_json, print_table
+from joynexus.cli._common import Config, Json, client, module_config, print_json, print_table
+from joynexus.cli._jobs import describe_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from joynexus.client import Job
     from joynexus.specs import JobSpec
-    from joynexus.wire.front import JobInfo
 
 SpecFile = Annotated[Path | None, typer.Argument(help="Job spec (YAML); otherwise give the options.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait.")]
@@ -23,7 +23,7 @@ PolicyName = Annotated[str, typer.Option(help="Name of the policy.")]
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (sft, evaluate, jobs, act, export):
+    for command in (sft, evaluate, policies, load_weights, act, export):
         app.command()(command)
 
 
@@ -34,7 +34,10 @@ def sft(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples a step.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Backbone of a new policy.")] = None,
-    head: Annotated[str | None, typer.Option(help="Action module of a new policy.")] = None,
+    head: Annotated[str | None, typer.Option(help="Its action module: oft, groot, or an installed one.")] = None,
+    head_config: Annotated[list[str] | None, typer.Option(help="One of its sizes, key=value, e.g. size=small.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Module before it: none or bottleneck.")] = None,
+    adapter_config: Annotated[list[str] | None, typer.Option(help="One of the adapter's sizes, key=value.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Actions predicted at once, of a new policy.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of a new policy.")] = None,
     holdout_episodes: Annotated[int | None, typer.Option(help="Episodes at the end that are not trained on.")] = None,
@@ -49,16 +52,23 @@ def sft(
 
     job: JobSpec
     if spec is not None:
-        numbers = (steps, batch_size, backbone, head, chunk, lr, holdout_episodes, seed)
-        given = bool(policy or dataset or publish_initial) or any(number is not None for number in numbers)
-        job = _read_spec(spec, SftSpec, given)
+        others = (steps, batch_size, backbone, head, adapter, chunk, lr, holdout_episodes, seed)
+        given = bool(policy or dataset or publish_initial or head_config or adapter_config)
+        job = _read_spec(spec, SftSpec, given or any(other is not None for other in others))
     else:
         _need({"--policy": policy, "--dataset": dataset}, "sft")
-        create = SftPolicy(**_given(backbone=backbone, head=head, chunk=chunk, seed=seed))
-        if lr is not None:
-            create = SftPolicy(
-                **_given(backbone=backbone, head=head, chunk=chunk, seed=seed), optimizer=OptimizerSpec(lr=lr)
+        create = SftPolicy(
+            **_given(
+                backbone=backbone,
+                head=head,
+                head_config=module_config(head_config or (), "--head-config"),
+                adapter=adapter,
+                adapter_config=module_config(adapter_config or (), "--adapter-config"),
+                chunk=chunk,
+                optimizer=None if lr is None else OptimizerSpec(lr=lr),
+                seed=seed,
             )
+        )
         job = SftSpec(
             policy=policy,
             dataset=dataset,
@@ -107,28 +117,30 @@ def evaluate(
     _run(job, config, detach, json, video_dir=video_dir)
 
 
-def jobs(
-    job_id: Annotated[str, typer.Argument(help="Show one job.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for it.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it; what it published stays.")] = False,
-    config: Config = None,
-    json: Json = False,
-) -> None:
-    """List jobs; show, await or cancel one."""
-    from joynexus.client._jobs import describe
-
+def policies(config: Config = None, json: Json = False) -> None:
+    """List policies: what they are, how far, where they live."""
     with client(config) as connected:
-        if job_id:
-            job = connected.job(job_id)
-            info = job.cancel() if cancel else job.wait() if wait else job.info()
-            _show(info, json)
-            return
-        infos = connected.jobs()
+        infos = connected.policies()
     if json:
         print_json(infos)
         return
-    rows = [(i.job, describe(i.spec), i.state, f"{i.done}/{i.total}", f"{i.seconds:.0f}", i.message) for i in infos]
-    print_table(("job", "what", "state", "done", "seconds", "message"), rows)
+    rows = [
+        (i.policy, i.spec.head, i.spec.backbone, i.step, len(i.versions), i.driver or "-", i.home or "-",
+         "yes" if i.resident else "no")
+        for i in infos
+    ]  # fmt: skip
+    print_table(("policy", "head", "backbone", "step", "versions", "driver", "home", "in memory"), rows)
+
+
+def load_weights(
+    policy: Annotated[str, typer.Argument(help="Name of the policy.")],
+    path: Annotated[Path, typer.Argument(help="A safetensors file, or the folder of an exported policy.")],
+    config: Config = None,
+) -> None:
+    """Put own weights into a policy, as if it had been created with them; the optimizer starts anew."""
+    with client(config) as connected, connected.policy(policy) as handle:
+        handle.load_weights(path).result()
+    typer.echo(f"policy '{policy}' goes on from {path}")
 
 
 def act(
@@ -138,6 +150,7 @@ def act(
     state: Annotated[str, typer.Option(help="State as numbers: 0.1,0.2,…")] = "",
     instruction: Annotated[str, typer.Option(help="What is to be done.")] = "",
     version: Annotated[int, typer.Option(help="Version; 0: the newest.")] = 0,
+    seed: Annotated[int, typer.Option(help="For heads that draw: the same seed draws the same.")] = 0,
     config: Config = None,
     json: Json = False,
 ) -> None:
@@ -156,8 +169,8 @@ def act(
         if "state" not in arrays:
             raise ValueError("there is no state: give --state, or an --observation file with an array 'state'")
         text = instruction or str(arrays.get("instruction", ""))
-        chunk = handle.act({name: arrays[name] for name in cameras if name in arrays}, text, arrays["state"],
-                           version=version)  # fmt: skip
+        seen = {name: arrays[name] for name in cameras if name in arrays}
+        chunk = handle.act(seen, text, arrays["state"], version=version, seed=seed)
     if json:
         print_json({"version": chunk.version, "actions": chunk.actions.tolist()})
         return
@@ -188,30 +201,7 @@ def _run(job: JobSpec, config: Path | None, detach: bool, json: bool, *, video_d
         info = running.wait()
         if video_dir is not None:
             _save_videos(running, video_dir)
-    _show(info, json)
-
-
-def _show(info: JobInfo, json: bool) -> None:
-    if json:
-        print_json(info)
-        return
-    typer.echo(f"job {info.job}: {info.state}, {info.done} of {info.total}, {info.seconds:.1f} s")
-    if info.losses:
-        typer.echo(f"loss {info.losses[0]:.4f} → {info.losses[-1]:.4f}, version {info.version or '-'}")
-    if info.samples:
-        typer.echo(f"{info.backbone_forwards} backbone forwards for {info.samples} samples")
-    if (found := info.evaluation) is not None:
-        typer.echo(
-            f"version {found.version}: success {found.successes}/{found.episodes} = {found.success:.0%} "
-            f"(95 % interval {found.low:.0%} to {found.high:.0%}), mean {found.mean_steps:.0f} steps"
-        )
-    if (error := info.action_error) is not None:
-        typer.echo(
-            f"version {error.version} on {error.samples} samples: action error {error.policy:.4f}; "
-            f"mean action {error.mean_action:.4f}, repeated state {error.repeat_state:.4f}"
-        )
-    if info.error is not None:
-        typer.echo(f"why: {info.error.message}")
+    describe_job(info, json)
 
 
 def _save_videos(job: Job, folder: Path) -> None:
@@ -236,7 +226,11 @@ def _read_spec(path: Path, kind: type[Any] | tuple[type[Any], ...], options: boo
 
     if options:
         raise ValueError("give either a spec file or options that say what to do, not both: put them into the file")
-    spec: JobSpec = load_job(path.read_text())
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text file: a job spec is YAML, as in examples/jobs") from error
+    spec: JobSpec = load_job(text)
     if not isinstance(spec, kind):
         raise ValueError(f"{path} is a spec of another kind of job: its `kind` is wrong for this command")
     return spec  # type: ignore[no-any-return]  # narrowed to Any by a kind that is a parameter

@@ -595,7 +595,11 @@ class LaneStatus(Wire, frozen=True, kw_only=True):
 
 
 class ClusterStatus(Wire, frozen=True, kw_only=True):
-    """Roles (all), and of queues, policies and jobs those that the key may see."""
+    """Roles (all), and of queues, policies and jobs those that the key may see.
+
+    Attributes:
+        policies, policies_resident: registered, and of these in a trainer's memory.
+    """
 
     server: str
     uptime_s: float
@@ -604,6 +608,7 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
     policies: int
     jobs_running: int
     versions_in_service: int
+    policies_resident: int = 0
 
 
 class GetUsage(Wire, frozen=True, kw_only=True):

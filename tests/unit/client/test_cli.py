@@ -18,6 +18,7 @@ from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile, KeyEntry
 from joynexus.local import LocalCluster
 from joynexus.specs import load_job
+from joynexus.tenants import TenantLimits, TenantLimitsFile
 
 ROOT = Path(__file__).resolve().parents[3]
 Command = Callable[..., tuple[int, str, str]]
@@ -70,7 +71,11 @@ def test_help_loads_neither_sockets_nor_numpy() -> None:
         (["sft", "absent.yaml"], 1, "No such file or directory: 'absent.yaml'"),
         (["sft", "absent.yaml", "--steps", "3"], 1, "either a spec file or options"),
         (["evaluate", "absent.yaml", "--episodes", "3"], 1, "either a spec file or options"),
+        (["sft", "--policy", "p", "--dataset", "d", "--head-config", "width"], 1, "takes key=value"),
+        (["sft", "--policy", "p", "--dataset", "d", "--adapter-config", "a=1", "--adapter-config", "a=2"], 1, "twice"),
+        (["jobs", "resume"], 2, "Missing argument"),
         (["admin", "keys", "list"], 1, "is no folder of keys: start the cluster once"),
+        (["admin", "limits", "show"], 1, "is no folder of keys: start the cluster once"),
     ],
 )
 def test_user_errors_are_one_sentence(joynexus: Command, arguments: list[str], code: int, sentence: str) -> None:
@@ -87,6 +92,10 @@ def test_user_errors_are_one_sentence(joynexus: Command, arguments: list[str], c
         ("kind: sft\npolicy: p\ndataset: d\nsteps: many\n", "steps"),
         ("policy: p\n", "kind"),
         ("kind: [", "not valid"),
+        ("", "the job spec is empty: it must have lines `field: value`"),
+        ("- sft\n", "the job spec is a list"),
+        ("kind: sft\npolicy: p\ndataset: d\ncreate: {optimizer: {lr: 1e-3}}\n", "write 0.001"),
+        ("\0", "not valid: unacceptable character"),
     ],
 )
 def test_wrong_field_of_a_spec_file_is_named(joynexus: Command, tmp_path: Path, text: str, named: str) -> None:
@@ -95,6 +104,13 @@ def test_wrong_field_of_a_spec_file_is_named(joynexus: Command, tmp_path: Path, 
     assert code == 1
     assert err.count("error:") == 1
     assert named in err
+
+
+def test_binary_file_is_no_spec_and_its_bytes_are_not_shown(joynexus: Command, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes(bytes(range(256)))
+    code, _, err = joynexus("sft", "job.yaml")
+    assert code == 1
+    assert err.strip() == "error: job.yaml is no text file: a job spec is YAML, as in examples/jobs"
 
 
 def test_spec_of_another_kind_is_refused(joynexus: Command, tmp_path: Path) -> None:
@@ -148,6 +164,42 @@ def test_contradictory_keys_are_refused(joynexus: Command, tmp_path: Path, argum
     assert sentence in err
 
 
+def test_limits_are_set_shown_and_cleared_and_what_is_not_given_stays(joynexus: Command, tmp_path: Path) -> None:
+    keyring(tmp_path).issue("lab", tenant="lab")
+    limits = TenantLimitsFile(tmp_path / ".joynexus/keys/limits.json")
+    assert joynexus("admin", "limits", "show")[1].strip() == "all tenants have the service's defaults"
+    assert joynexus("admin", "limits", "set", "lab", "--weight", "2", "--max-waiting-acts", "9")[0] == 0
+    _, out, _ = joynexus("admin", "limits", "set", "lab", "--priority", "-1")
+    assert out.strip() == "tenant 'lab': priority -1"
+    assert limits.load() == {"lab": TenantLimits(weight=2.0, priority=-1, max_waiting_acts=9)}
+    _, out, _ = joynexus("admin", "limits", "show")
+    assert ["lab", "2", "-1", "-", "9", "-", "-", "-"] in [line.split() for line in out.splitlines()]
+    assert msgspec.json.decode(joynexus("admin", "limits", "show", "--json")[1])["lab"]["weight"] == 2.0
+    assert joynexus("admin", "limits", "clear", "lab")[0] == 0
+    assert limits.load() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["set", "lab"], "nothing to set: give at least one limit"),
+        (["set", "lba", "--weight", "2"], "no key stands for a tenant 'lba'; there are lab"),
+        (["set", "lab", "--weight", "0"], "weight must lie between 0 and 1e6, not 0"),
+        (["set", "lab", "--priority", "11"], "priority must lie between -10 and 10, not 11"),
+        (["set", "lab", "--quota-bytes", "-1"], "quota_bytes cannot be negative: -1"),
+        (["clear", "lab"], "tenant 'lab' has no limits of its own"),
+    ],
+)
+def test_impossible_limits_are_refused_and_nothing_changes(
+    joynexus: Command, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    keyring(tmp_path).issue("lab", tenant="lab")
+    code, _, err = joynexus("admin", "limits", *arguments)
+    assert code == 1
+    assert sentence in err
+    assert TenantLimitsFile(tmp_path / ".joynexus/keys/limits.json").load() == {}
+
+
 def test_down_without_a_cluster_says_that_nothing_runs(joynexus: Command) -> None:
     code, out, _ = joynexus("down")
     assert (code, out.strip()) == (0, "nothing runs in .joynexus")
@@ -195,9 +247,10 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
     )
 
     cluster = LocalCluster(tmp_path)
-    options = launch.Options(env_workers=2, image_side=64, simulator_processes=3)
+    options = launch.Options(trainers=2, inference=2, env_workers=2, image_side=64, simulator_processes=3, max_slots=5)
     plan = launch.make_plan(cluster, Addresses(), options, ROOT)
-    assert [role.name for role in plan.roles] == ["master", "trainer", "inference", "env", "env-2"]
+    names = ["master", "trainer", "trainer-2", "inference", "inference-2", "env", "env-2"]
+    assert [role.name for role in plan.roles] == names
     kinds: dict[str, type[RoleSettings]] = {
         "master": MasterSettings, "trainer": TrainerSettings, "inference": InferenceSettings, "env": EnvSettings,
     }  # fmt: skip
@@ -213,6 +266,8 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
         if isinstance(settings, TrainerSettings | InferenceSettings):
             assert settings.image_side == 64
             assert role.env["MKL_CBWR"].endswith(",STRICT")
+        if isinstance(settings, TrainerSettings):
+            assert settings.max_slots == 5
         if isinstance(settings, EnvSettings):
             assert settings.simulator_processes == 3
 

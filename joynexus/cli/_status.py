@@ -1,0 +1,104 @@
+"""`joynexus status`: roles, what they run on, lanes of the queues, and what health knows.
+
+In: the master's picture, and health's report where the cluster runs on this machine. Out: tables that fit a terminal of
+80 columns, or JSON. Never: a change to anything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from joynexus.cli._common import Config, Json, client, human_seconds, print_json, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from joynexus.local import InstanceHealth
+    from joynexus.wire.front import ClusterStatus, LaneStatus, RoleStatus
+
+
+def status(config: Config = None, json: Json = False) -> None:
+    """Show roles, lanes of the queues, and what health knows of them."""
+    with client(config) as connected:
+        cluster = connected.status()
+    instances = _health(config)
+    if json:
+        print_json({"cluster": cluster, "instances": instances})
+        return
+    typer.echo(f"cluster {cluster.server}, up {human_seconds(cluster.uptime_s)}")
+    _show_roles(cluster.roles, instances)
+    for sentence in [*_numerics(cluster.roles), *_restarts(cluster.roles, instances)]:
+        typer.echo(sentence)
+    _show_lanes(cluster.lanes)
+    typer.echo(_counts(cluster))
+
+
+def _show_roles(roles: Sequence[RoleStatus], instances: Sequence[InstanceHealth]) -> None:
+    processes = {instance.pid: instance for instance in instances}
+    rows: list[tuple[object, ...]] = []
+    for role in roles:
+        process = processes.pop(role.pid, None)
+        busy = f"{100 * role.busy_s / role.uptime_s:.0f} %" if role.uptime_s > 0 else "-"
+        rows.append((role.worker, process.name if process else "", role.phase, busy, role.pid, _what(role.detail)))
+    for left in processes.values():
+        state = "ready" if left.role == "master" and left.state == "running" else left.state
+        rows.append((left.role if left.role == "master" else "-", left.name, state, "-", left.pid, ""))
+    print_table(("worker", "process", "phase", "busy", "pid", "runs"), rows)
+
+
+def _what(detail: Mapping[str, str]) -> str:
+    """Say what a role works with."""
+    if "backbone" in detail:
+        exact = {"exact": "exact", "not exact": "not exact"}.get(detail.get("numerics", "").partition(":")[0], "")
+        return ", ".join(filter(None, (detail["backbone"], f"{detail.get('device')} {detail.get('dtype')}", exact)))
+    return detail.get("simulators", "")
+
+
+def _numerics(roles: Iterable[RoleStatus]) -> list[str]:
+    """Say once for each verdict who has it."""
+    workers: defaultdict[str, list[str]] = defaultdict(list)
+    for role in roles:
+        if verdict := role.detail.get("numerics"):
+            workers[verdict].append(role.worker)
+    return [f"numerics of {', '.join(names)}: {verdict}" for verdict, names in workers.items()]
+
+
+def _restarts(roles: Iterable[RoleStatus], instances: Iterable[InstanceHealth]) -> list[str]:
+    """Say who was restarted, and why if health knows it; without health, what the master counted."""
+    known = [(i.name, i.restarts, i.reason) for i in instances] or [(r.worker, r.restarts, "") for r in roles]
+    return [
+        f"{name} was restarted {'once' if restarts == 1 else f'{restarts} times'}" + (f": {reason}" if reason else "")
+        for name, restarts, reason in known
+        if restarts
+    ]
+
+
+def _show_lanes(lanes: Sequence[LaneStatus]) -> None:
+    if not lanes:
+        return
+    rows = [
+        (lane.queue, lane.tenant, lane.weight, lane.priority, lane.waiting, lane.running, human_seconds(lane.used_s),
+         human_seconds(lane.oldest_s) if lane.waiting else "-")
+        for lane in lanes
+    ]  # fmt: skip
+    print_table(("queue", "tenant", "weight", "priority", "waiting", "running", "device", "oldest"), rows)
+
+
+def _counts(cluster: ClusterStatus) -> str:
+    return (
+        f"{cluster.policies} policies, {cluster.policies_resident} in a trainer's memory; "
+        f"{cluster.jobs_running} jobs running; {cluster.versions_in_service} versions served"
+    )
+
+
+def _health(config: Path | None) -> tuple[InstanceHealth, ...]:
+    """Return what health wrote down, if the cluster runs in the folder of the client file."""
+    from joynexus.keys import find_cluster_file
+    from joynexus.local import LocalCluster
+
+    report = LocalCluster((config or find_cluster_file()).parent).load_health()
+    return report.instances if report else ()
