@@ -48,7 +48,8 @@ class MasterSettings(RoleSettings):
         beat_ms: how often a worker beats.
         silent_s: a worker that was silent for so long is declared dead.
         batch_rows: an inference group is sent as soon as it has so many rows.
-        batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected.
+        batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected; less
+            where sharing a forward saves less time than that.
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
         max_policies: policies of one tenant. (These three hold for tenants without limits of their own.)
@@ -62,7 +63,7 @@ class MasterSettings(RoleSettings):
     beat_ms: int = Field(1000, ge=50)
     silent_s: float = Field(6.0, gt=0)
     batch_rows: int = Field(8, ge=1)
-    batch_wait_ms: float = Field(10.0, ge=0)
+    batch_wait_ms: float = Field(30.0, ge=0)
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)

@@ -1,7 +1,8 @@
 """The Inference queue: requests to act from robots, scripts and rollouts, in groups to the inference workers.
 
 In: `Act` and `WorkerAct`, `PredictDone`. Out: `PredictGroup`, `Actions`. Never: a decoded picture: the request's body
-and buffers go through as they came. `batching.py` decides when a group is sent.
+and buffers go through as they came; or a group before everything that has come meanwhile is known, which is at the next
+tick. `batching.py` decides when a group is sent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from joynexus.wire.back import PredictDone, Predicted, PredictGroup, PredictItem
 from joynexus.wire.front import Act, Actions
 from services.master.batching import Batcher, Request
 from services.master.config import CoreConfig
+from services.master.device_time import DeviceTime
 from services.master.events import BackMessage, FrontMessage, Peer
 from services.master.lanes import Counters
 from services.master.limits import Limits, Pace
@@ -31,8 +33,6 @@ from services.master.tasks import Task
 
 _decode_act = msgspec.msgpack.Decoder(Act).decode
 
-_ESTIMATE_S = 0.002
-"""Charged for a row until its cost is known."""
 _MAX_BODY_BYTES = 512 * 1024
 """A request travels inside the body of a group."""
 _MAX_WAIT_S = 3600.0
@@ -57,11 +57,21 @@ class ActRequest(Request, kw_only=True, eq=False):
 
 
 class InferenceWorker(msgspec.Struct, eq=False):
-    """An inference worker and its groups; `free_since` counts while it has none."""
+    """An inference worker.
+
+    Attributes:
+        groups: what it has, by task, in order.
+        since: since when it has been free, or at its first group.
+    """
 
     worker: Worker
     groups: dict[str, list[ActRequest]]
-    free_since: float
+    since: float
+
+    def free_at(self, device: DeviceTime) -> float | None:
+        """Return when it will have done its first group; None if nobody knows."""
+        seconds = device.of(_rows(next(iter(self.groups.values()))))
+        return None if seconds is None else self.since + seconds
 
 
 class Acting:
@@ -102,6 +112,7 @@ class Acting:
         self._nbytes: Counter[str] = Counter()  # and their bytes
         self._deadlines: list[tuple[float, int, ActRequest]] = []
         self._numbers = itertools.count()
+        self._look = False  # something has happened: the next tick may have groups to send
         roster.add_staff("inference", self)
 
     # Messages
@@ -133,11 +144,16 @@ class Acting:
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
         worker = self._roster.check(said, message.task, message.attempt)
-        station = self._workers.get(worker.register.backbone_name, {}).get(worker.name)
+        backbone = worker.register.backbone_name
+        station = self._workers.get(backbone, {}).get(worker.name)
         if station is None or message.task not in station.groups:
             raise refuse(ErrorCode.INVALID, f"task '{message.task[:64]}' is no request to act")
         self._roster.take(worker, message.task)
-        waiting = {str(index): request for index, request in enumerate(station.groups.pop(message.task))}
+        group = station.groups.pop(message.task)
+        if any(item.error is None for item in message.items):
+            self._batcher(backbone).device.note(_rows(group), self._outbox.now - station.since)
+        station.since = self._outbox.now
+        waiting = {str(index): request for index, request in enumerate(group)}
         for item in message.items:
             request = waiting.pop(item.request, None)
             if request is not None:
@@ -146,9 +162,7 @@ class Acting:
         missing = failure(ErrorCode.INTERNAL, "the inference worker left this request out: see its log")
         for request in waiting.values():
             self._answer(request, missing)
-        if not station.groups:
-            station.free_since = self._outbox.now
-        self._pump(worker.register.backbone_name)
+        self._look = True
 
     # Time
 
@@ -159,17 +173,15 @@ class Acting:
             request = heapq.heappop(self._deadlines)[2]
             if not request.done:
                 self._expire(request)
-        for backbone in self._batchers:
-            self._pump(backbone)
+        self._look = False
+        for backbone, batcher in self._batchers.items():
+            self._pump(backbone, batcher)
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
-        due = [
-            batcher.due(self._outbox.now, station.free_since)
-            for backbone, batcher in self._batchers.items()
-            for station in self._stations(backbone)
-            if not station.groups
-        ]
+        """When `tick` has something to do: at once if something has happened since the last one."""
+        if self._look:
+            return self._outbox.now
+        due = [self._due(backbone, batcher) for backbone, batcher in self._batchers.items() if len(batcher)]
         if self._deadlines:
             due.append(self._deadlines[0][0])
         return min((at for at in due if at is not None), default=None)
@@ -203,7 +215,7 @@ class Acting:
         backbone = worker.register.backbone_name
         station = InferenceWorker(worker, {}, self._outbox.now)
         self._workers.setdefault(backbone, {})[worker.name] = station
-        self._pump(backbone)
+        self._look = True
 
     def leaving(self, worker: Worker) -> None:
         """It gets nothing new (`_stations` leaves it out)."""
@@ -220,7 +232,7 @@ class Acting:
                 self._answer(request, failure(ErrorCode.POISON, sentence))
             elif not request.done:
                 self._batchers[backbone].give_back(request)
-        self._pump(backbone)
+        self._look = True
 
     # Inside
 
@@ -280,7 +292,7 @@ class Acting:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
         batcher.add(request, self._outbox.now)
-        self._pump(policy.spec.backbone)
+        self._look = True
 
     def _check_room(self, tenant: str, nbytes: int) -> None:
         """Refuse a request for which a tenant's lane has no room."""
@@ -303,17 +315,39 @@ class Acting:
             running=self.running(tenant),
         )
 
-    def _pump(self, backbone: str) -> None:
-        batcher = self._batchers.get(backbone)
-        if batcher is None:
-            return
-        for station in self._stations(backbone):
-            credit = station.worker.register.credit.get("predict", 1)
-            while len(station.groups) < credit:
-                group = batcher.group(self._outbox.now, None if station.groups else station.free_since)
-                if not group:
-                    break
-                self._give(station, group)
+    def _pump(self, backbone: str, batcher: Batcher[ActRequest]) -> None:
+        """Give groups to workers while it is time for one."""
+        while len(batcher):
+            free, busy = self._free(backbone), self._first_free(backbone, batcher)
+            if free:
+                since = min(station.since for station in free)
+                station, group = free[0], batcher.group(self._outbox.now, since, workers=len(free))
+            elif busy is not None:
+                station, group = busy[1], batcher.group(self._outbox.now, None, free_at=busy[0])
+            else:
+                return
+            if not group:
+                return
+            self._give(station, group)
+
+    def _due(self, backbone: str, batcher: Batcher[ActRequest]) -> float | None:
+        """When `_pump` has something to do if nothing else happens."""
+        free, busy = self._free(backbone), self._first_free(backbone, batcher)
+        if free:
+            return batcher.due(self._outbox.now, min(station.since for station in free))
+        return None if busy is None else batcher.due(self._outbox.now, None, free_at=busy[0])
+
+    def _free(self, backbone: str) -> list[InferenceWorker]:
+        return [station for station in self._stations(backbone) if not station.groups]
+
+    def _first_free(self, backbone: str, batcher: Batcher[ActRequest]) -> tuple[float, InferenceWorker] | None:
+        """Return the busy worker with credit that will be free first, and when; at once if nobody knows."""
+        busy = [
+            (station.free_at(batcher.device) or self._outbox.now, station)
+            for station in self._stations(backbone)
+            if 0 < len(station.groups) < station.worker.register.credit.get("predict", 1)
+        ]
+        return min(busy, key=lambda pair: pair[0], default=None)
 
     def _give(self, station: InferenceWorker, group: list[ActRequest]) -> None:
         items: list[PredictItem] = []
@@ -333,14 +367,15 @@ class Acting:
                 )
             )
             buffers += request.buffers
-            self._counters.charge(request.tenant, _ESTIMATE_S * request.rows)
         task = self._outbox.new_id()
+        if not station.groups:
+            station.since = self._outbox.now
         station.groups[task] = group
         message = PredictGroup(task=task, attempt=1, items=tuple(items))
         self._roster.give(station.worker, task, 1, message, buffers)
 
     def _settle(self, request: ActRequest, item: Predicted) -> None:
-        self._counters.charge(request.tenant, item.busy_s - _ESTIMATE_S * request.rows)
+        self._batcher(request.policy.spec.backbone).settle(request, item.busy_s)
         self._meter.add(
             request.tenant,
             request.policy.name,
@@ -393,6 +428,10 @@ class Acting:
                 wait_s=self._config.batch_wait_s,
             )
         return batcher
+
+
+def _rows(group: list[ActRequest]) -> int:
+    return sum(request.rows for request in group)
 
 
 def _reply(item: Predicted, buffers: tuple[Buffer, ...]) -> tuple[Message, tuple[Buffer, ...]]:

@@ -1,27 +1,46 @@
 """When to fire: turns single requests to act into groups for one backbone forward.
 
-In: requests of one batch key, and when replies left. Out: groups. Never: sockets, or what is in a request. The shipped
-inference queue and the workload simulator both run this.
+In: requests of one batch key, when replies left, how long groups took. Out: groups. Never: sockets, or what is in a
+request. The shipped inference queue and the workload simulator both run this.
 
-A group is sent at the target number of rows; or when the oldest request has waited `wait_s` for a worker that was free;
-or as soon as a worker is free and *nobody is expected*. A session whose reply has just left is expected only if it
-usually thinks for less than `wait_s` before it asks again (a robot between chunks does not), and no longer than
-`wait_s`. So a lone client never waits, and clients in a closed loop are not split into half groups that alternate:
-that is also why the waiting of the oldest counts from when the worker became free, not from when it came.
+A group is sent at the target number of rows; or when the oldest request has waited for its bound while a worker was
+free; or as soon as a worker is free and *nobody is expected*.
+
+- The bound is T, or what sharing saves if that is less: two groups cost the fixed part of a group's time twice, so
+  waiting longer than that part for company loses more than it gains. On a device whose time grows with the rows alone
+  there is nothing to wait for.
+- A session is expected after its reply if it usually comes back within the bound: mean plus twice the mean deviation
+  of the time from reply to next request, transfers included. After that time it is not expected any more. So a lone
+  client never waits, nobody waits for a robot between chunks, and clients in a closed loop are not split into groups
+  that alternate. That is also why the waiting of the oldest counts from when a worker became free.
+- A worker that is busy gets only a group that is full, shortly before it will be free: early enough that the device
+  does not stand still, as late as possible for whoever comes meanwhile and has used less.
+- Several free workers share what waits only if each part then spends longer on rows than on what it costs in addition.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
 
+from services.master.device_time import DeviceTime
 from services.master.lanes import Counters, Lanes
 
 _SESSIONS_REMEMBERED = 10_000
-_NEW_THINK_WEIGHT = 0.5
+_NEW_THINK_WEIGHT = 0.25
+_DEVIATIONS = 2.0
+_LEAD_S = 0.010
+"""A busy worker is given its next group so long before it is free: a group of pictures travels for some of it."""
+_ROW_S = 0.002
+"""Charged for a row until its cost is known."""
+_SKIPS = 8
+"""Tenants that are passed over when their next request does not fit into what is left of a group."""
+_FEW = 64
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
@@ -33,7 +52,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         rows, nbytes, frames: its size: rows, encoded bytes, buffers.
         alone: must not share a group (it was in a group that killed its worker).
         dropped: no longer wanted; it is skipped.
-        arrived: set by the batcher.
+        arrived: set by the batcher, like `estimate_s`, the seconds that it charged.
     """
 
     tenant: str
@@ -44,15 +63,20 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     alone: bool = False
     dropped: bool = False
     arrived: float = 0.0
+    estimate_s: float = 0.0
 
 
 R = TypeVar("R", bound=Request)
 
 
 class _Session(msgspec.Struct):
+    """Requests under way, when the last reply left, how long it is away after one, until when it is expected."""
+
     open: int = 0
     replied: float | None = None
-    think_s: float | None = None
+    away_s: float | None = None
+    deviation_s: float = 0.0
+    until: float | None = None
 
 
 class Batcher(Generic[R]):
@@ -64,6 +88,9 @@ class Batcher(Generic[R]):
         max_rows: rows in a group at most (a larger request goes alone).
         wait_s: T, the longest wait for company.
         max_nbytes, max_frames: encoded bytes and buffers in a group at most.
+
+    Attributes:
+        device: what is known about how long groups take.
     """
 
     def __init__(
@@ -76,6 +103,8 @@ class Batcher(Generic[R]):
         max_nbytes: int = 768 * 1024,
         max_frames: int = 1024,
     ) -> None:
+        self.device = DeviceTime()
+        self._counters = counters
         self._lanes: Lanes[R] = Lanes(counters)
         self._target_rows = target_rows
         self._max_rows = max(max_rows, target_rows)
@@ -83,10 +112,13 @@ class Batcher(Generic[R]):
         self._max_nbytes = max_nbytes
         self._max_frames = max_frames
         self._rows = 0
+        self._row_s = _ROW_S
         self._waiting: Counter[str] = Counter()  # by tenant, without those that were dropped
         self._ages: OrderedDict[int, R] = OrderedDict()  # what waits, oldest first
         self._sessions: OrderedDict[Hashable, _Session] = OrderedDict()
-        self._expected: OrderedDict[Hashable, float] = OrderedDict()  # session -> when its reply left, oldest first
+        self._expected = 0  # sessions with an `until`, passed or not
+        self._latest: list[tuple[float, int, _Session]] = []  # (-until, ...), a heap with outdated entries
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         """Number of requests that wait."""
@@ -100,21 +132,21 @@ class Batcher(Generic[R]):
         """When those of a tenant's requests came that wait."""
         return (request.arrived for request in self._lanes.of(tenant) if not request.dropped)
 
+    # Requests
+
     def add(self, request: R, now: float) -> None:
         """A request came."""
         request.arrived = now
         session = self._session(request.session)
         if session.open == 0 and session.replied is not None:
-            think = now - session.replied
-            old = think if session.think_s is None else session.think_s
-            session.think_s = old + _NEW_THINK_WEIGHT * (think - old)
+            self._came_back(session, now - session.replied)
         session.open += 1
-        self._expected.pop(request.session, None)
         self._lanes.push(request.tenant, request)
         self._count(request)
 
     def give_back(self, request: R) -> None:
         """A request that was in a group could not be done and waits again, before the others of its tenant."""
+        self._counters.charge(request.tenant, -request.estimate_s)
         self._lanes.put_back(request.tenant, request, front=True)
         self._count(request)
         self._ages.move_to_end(id(request), last=False)
@@ -133,50 +165,127 @@ class Batcher(Generic[R]):
         session.open = max(0, session.open - 1)
         if session.open == 0:
             session.replied = now
-            if session.think_s is not None and session.think_s < self._wait_s:
-                self._expected[request.session] = now
-                self._expected.move_to_end(request.session)
+            if session.away_s is not None:
+                away_s = session.away_s + _DEVIATIONS * session.deviation_s
+                if away_s <= self._bound():
+                    self._expect(session, now + away_s)
 
-    def group(self, now: float, free_since: float | None) -> list[R]:
+    def settle(self, request: R, seconds: float) -> None:
+        """A request has taken so many device seconds: true up what was charged for it."""
+        self._counters.charge(request.tenant, seconds - request.estimate_s)
+        self._row_s += 0.1 * (max(seconds, 0.0) / request.rows - self._row_s)
+
+    # Groups
+
+    def group(self, now: float, free_since: float | None, *, free_at: float | None = None, workers: int = 1) -> list[R]:
         """Return the next group; empty if it is better to wait, or nothing waits.
 
         Args:
             now: time in seconds.
-            free_since: when the worker that would take it became free; None if it is busy and would only queue the
-                group, for which only a full group is worth it.
+            free_since: since when a worker has been free; None if the one that would take the group is busy.
+            free_at: when that one is expected to be free.
+            workers: workers that are free.
         """
-        due = self.due(now, free_since)
-        return self._form() if due is not None and due <= now else []
+        due = self.due(now, free_since, free_at=free_at)
+        if due is None or due > now:
+            return []
+        rows = self._rows
+        limit = max(self._target_rows, self.device.enough_rows(self._max_rows))
+        return self._form(min(limit, -(-rows // self.device.parts(rows, workers))))
 
-    def due(self, now: float, free_since: float | None) -> float | None:
+    def due(self, now: float, free_since: float | None, *, free_at: float | None = None) -> float | None:
         """Return when a group is to be sent if nothing else happens; None if only another request can bring that."""
         if not self._ages:
             return None
-        if self._rows >= self._target_rows:
-            return now
+        full = self._rows >= self._target_rows
         if free_since is None:
-            return None
-        while self._expected and next(iter(self._expected.values())) + self._wait_s <= now:
-            self._expected.popitem(last=False)
-        if not self._expected:
+            return (now if free_at is None else max(now, free_at - _LEAD_S)) if full else None
+        until = self._expected_until(now)
+        if full or until is None:
             return now
         oldest = next(iter(self._ages.values())).arrived
-        nobody_expected = next(reversed(self._expected.values())) + self._wait_s
-        return min(max(oldest, free_since) + self._wait_s, nobody_expected)
+        return max(now, min(max(oldest, free_since) + self._bound(), until))
 
-    def _form(self) -> list[R]:
+    def _form(self, max_rows: int) -> list[R]:
         group: list[R] = []
-        rows = nbytes = frames = 0
-        while (request := self._lanes.peek()) is not None:
-            if not request.dropped:
-                rows, nbytes, frames = rows + request.rows, nbytes + request.nbytes, frames + request.frames
-                fits = rows <= self._max_rows and nbytes <= self._max_nbytes and frames <= self._max_frames
-                if group and (not fits or request.alone or group[0].alone):
-                    break
+        rows = nbytes = frames = skips = 0
+        while (request := self._lanes.peek()) is not None and rows < max_rows:
+            if request.dropped:
+                self._lanes.pop()
+                continue
+            fits = (
+                rows + request.rows <= max_rows
+                and nbytes + request.nbytes <= self._max_nbytes
+                and frames + request.frames <= self._max_frames
+                and not request.alone
+            )
+            if fits or not group:
+                self._lanes.pop()
                 group.append(request)
+                rows, nbytes, frames = rows + request.rows, nbytes + request.nbytes, frames + request.frames
+                request.estimate_s = self._row_s * request.rows
+                self._counters.charge(request.tenant, request.estimate_s)
                 self._discount(request)
-            self._lanes.pop()
+                if request.alone:
+                    break
+            elif skips == _SKIPS:
+                break
+            else:  # it is the first of the next group
+                skips += 1
+                self._lanes.skip()
+        self._lanes.unskip()
         return group
+
+    # Who is expected
+
+    def _bound(self) -> float:
+        """Return how long waiting for company may pay."""
+        saved = self.device.fixed_s
+        return self._wait_s if saved is None else min(self._wait_s, saved)
+
+    def _came_back(self, session: _Session, away_s: float) -> None:
+        if session.away_s is None:
+            session.away_s, session.deviation_s = away_s, away_s / 2
+        else:
+            error = away_s - session.away_s
+            session.deviation_s += _NEW_THINK_WEIGHT * (abs(error) - session.deviation_s)
+            session.away_s += _NEW_THINK_WEIGHT * error
+        self._forget(session)
+
+    def _expect(self, session: _Session, until: float) -> None:
+        self._expected += session.until is None
+        session.until = until
+        heapq.heappush(self._latest, (-until, next(self._numbers), session))
+        if len(self._latest) > 2 * self._expected + _FEW:
+            self._latest = [entry for entry in self._latest if entry[2].until == -entry[0]]
+            heapq.heapify(self._latest)
+
+    def _forget(self, session: _Session) -> None:
+        self._expected -= session.until is not None
+        session.until = None
+
+    def _expected_until(self, now: float) -> float | None:
+        """Return until when somebody is expected; None if nobody is."""
+        while self._latest:
+            until, session = -self._latest[0][0], self._latest[0][2]
+            if session.until == until and until > now:
+                return until
+            heapq.heappop(self._latest)
+            if session.until == until:
+                self._forget(session)
+        return None
+
+    def _session(self, name: Hashable) -> _Session:
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = _Session()
+            if len(self._sessions) > _SESSIONS_REMEMBERED:
+                self._forget(self._sessions.popitem(last=False)[1])
+        else:
+            self._sessions.move_to_end(name)
+        return session
+
+    # What waits
 
     def _count(self, request: R) -> None:
         self._rows += request.rows
@@ -189,14 +298,3 @@ class Batcher(Generic[R]):
         if not self._waiting[request.tenant]:
             del self._waiting[request.tenant]
         del self._ages[id(request)]
-
-    def _session(self, name: Hashable) -> _Session:
-        session = self._sessions.get(name)
-        if session is None:
-            session = self._sessions[name] = _Session()
-            if len(self._sessions) > _SESSIONS_REMEMBERED:
-                forgotten, _ = self._sessions.popitem(last=False)
-                self._expected.pop(forgotten, None)
-        else:
-            self._sessions.move_to_end(name)
-        return session

@@ -18,7 +18,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         beat_ms, silent_s: workers beat so often, and are declared dead after so much silence.
         batch_rows, max_rows: an inference group is sent once it has `batch_rows`, and never has more than `max_rows`
             (one request alone may).
-        batch_wait_s: longest that a request waits for expected company while a worker is free (less where less is saved by it).
+        batch_wait_s: longest that a request waits for expected company while a worker is free; less where sharing a
+            forward saves less time than that.
         max_inflight_ops: ops of one policy that may wait unanswered.
         max_waiting_acts, max_act_bytes: requests to act of one tenant that may wait, and bytes of those under way.
         act_deadline_s: they are answered `UNAVAILABLE` or `DEADLINE` after so long, unless they say otherwise.

@@ -51,8 +51,8 @@ EXIT_THREAD = 70
 LIMITS_S = 1.0
 """The operator's limits are looked at so often."""
 
-AT_ONCE = 128
-"""Messages taken from one socket before the other gets its turn and the journal its records."""
+AT_ONCE = 32
+"""Messages taken from one socket before the other gets its turn, the journal its records, and inference its groups."""
 
 
 class MasterService:

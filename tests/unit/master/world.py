@@ -145,8 +145,11 @@ class World:
         self.settle()
 
     def event(self, event: Event) -> None:
-        """Have the core handle an event; write the journal at once unless told otherwise."""
+        """Have the core handle an event, and a tick if it wants one; write the journal at once unless told otherwise."""
         self._run(self.core.handle(event, self.now))
+        due = self.core.next_deadline()
+        if due is not None and due <= self.now:
+            self._run(self.core.handle(Tick(), self.now))
         self.settle()
 
     def settle(self) -> None:
