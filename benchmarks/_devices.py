@@ -73,7 +73,8 @@ class _Worker:
 
     def __init__(self, cluster: Cluster, **register: Any) -> None:
         self.cluster = cluster
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[Send] = deque()
+        self.groups: list[tuple[float, float]] = []
         self.station = Station(cluster.simulation)
         self._idle: Future | None = None
         self.peer = cluster.connect("back", self._take)
@@ -81,7 +82,7 @@ class _Worker:
         cluster.say(self.peer, Register(role=self.role, pid=1, incarnation=incarnation, **register))  # type: ignore[arg-type]  # a literal
         cluster.simulation.spawn(self._run())
 
-    def work(self, message: Any) -> Process:
+    def work(self, send: Send) -> Process:
         """Do one piece of work."""
         raise NotImplementedError
 
@@ -91,7 +92,7 @@ class _Worker:
         if isinstance(send.message, WeightsOffer):
             self.cluster.simulation.spawn(self._apply(send.message))
             return
-        self.inbox.append(send.message)
+        self.inbox.append(send)
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle.resolve()
@@ -101,7 +102,9 @@ class _Worker:
             while not self.inbox:
                 self._idle = Future()
                 yield self._idle
+            began = self.cluster.simulation.now
             yield from self.work(self.inbox.popleft())
+            self.groups.append((began, self.cluster.simulation.now - began))
 
     def _apply(self, offer: WeightsOffer) -> Process:
         yield self.cluster.simulation.sleep(self.cluster.times.apply_s)
@@ -114,6 +117,7 @@ class TrainerDevice(_Worker):
 
     Attributes:
         forwards: rows and number of tenants of each backbone forward.
+        groups: when each group began, and how long it took.
         applied: ops applied, by policy.
     """
 
@@ -134,9 +138,10 @@ class TrainerDevice(_Worker):
             detail={"heads": "oft,groot"},
         )
 
-    def work(self, message: TrainGroup) -> Process:
+    def work(self, send: Send) -> Process:
         """Do a group in rounds."""
-        times = self.cluster.times
+        message, times = send.message, self.cluster.times
+        assert isinstance(message, TrainGroup)
         for opening in message.slots:
             head: Head = "groot" if opening.spec.head == "groot" else "oft"
             self.cluster.heads[opening.tenant, opening.policy] = head
@@ -231,6 +236,7 @@ class InferenceDevice(_Worker):
 
     Attributes:
         forwards: rows and number of tenants of each backbone forward.
+        groups: when each group began, and how long it took.
         requests: requests in each group.
     """
 
@@ -241,9 +247,10 @@ class InferenceDevice(_Worker):
         self.requests: list[int] = []
         super().__init__(cluster, credit={"predict": 1}, backbone="d" * 64, backbone_name=backbone, batch_key=backbone)
 
-    def work(self, message: PredictGroup) -> Process:
+    def work(self, send: Send) -> Process:
         """One forward for all rows, then each request's private part; all answers leave together."""
-        times = self.cluster.times
+        message, times = send.message, self.cluster.times
+        assert isinstance(message, PredictGroup)
         rows = [_act(item.act).state.shape[0] for item in message.items]
         forward_s = sum(times.forward(part) for part in _parts(sum(rows)))
         tenants = len({item.tenant for item in message.items})
@@ -276,14 +283,15 @@ class EnvWorker(_Worker):
         self._steps = steps
         super().__init__(cluster, credit={"simulator": 1, "data": 4}, serves=("datasets", "sampler"))
 
-    def work(self, message: Any) -> Process:
+    def work(self, send: Send) -> Process:
         """Answer a task; it takes no device time."""
         yield self.cluster.simulation.sleep(self.cluster.times.journal_s)
-        place = {"task": message.task, "attempt": message.attempt}
+        message = send.message
+        assert isinstance(message, PrepareDataset | SampleIndices)
+        place: dict[str, Any] = {"task": message.task, "attempt": message.attempt}
         if isinstance(message, PrepareDataset):
             answer: Message = DatasetPrepared(**place, manifest=self._manifest, manifest_nbytes=1)
         else:
-            assert isinstance(message, SampleIndices), message
             size, steps = message.batch_size, range(message.first_step, message.first_step + message.steps)
             batches = tuple(tuple((step * size + i) % self._steps for i in range(size)) for step in steps)
             answer = IndicesDrawn(**place, batches=batches)

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from benchmarks._times import Head, Simulator, Times
 from common.journal.records import OpRecord
 from joynexus.contract import Camera, Contract
 from joynexus.datasets import DatasetManifest, EpisodeEntry
-from joynexus.wire import ErrorCode, Failure, Header, Message, kind_of
+from joynexus.wire import Buffer, ErrorCode, Failure, Header, Message, kind_of
 from joynexus.wire.front import Accepted, GetUsage, UsageReport
 from services.master.commands import Persist, Send
 from services.master.config import CoreConfig
@@ -77,6 +77,7 @@ class Cluster:
     ) -> None:
         self.simulation = simulation
         self.times = times
+        self.config = config
         self.handled = 0
         self.handle_s = 0.0
         self.slowest_s = 0.0
@@ -167,11 +168,19 @@ class Cluster:
             self.handle(Tick())
 
 
+class _Asked(NamedTuple):
+    message: Message
+    body: bytes
+    buffers: tuple[Buffer, ...]
+    answer: Future
+
+
 class Client:
     """One tenant's connection.
 
     Attributes:
         asked, answered: requests, and those that have their one final answer.
+        refused: answers that said to ask again later; it did.
     """
 
     def __init__(self, cluster: Cluster, tenant: str) -> None:
@@ -180,48 +189,50 @@ class Client:
         self.answered = 0
         self.refused = 0
         self._cluster = cluster
-        self._pending: dict[str, tuple[Future, Message, bytes]] = {}
+        self._pending: dict[str, _Asked] = {}
         self._peer = cluster.connect("front", self._take)
 
-    def ask(self, message: Message, body: bytes | None = None) -> Future:
+    def ask(self, message: Message, body: bytes | None = None, buffers: tuple[Buffer, ...] = ()) -> Future:
         """Send a request; the future is its final answer (of an op: its result).
 
         Args:
             message: the request.
             body: its encoding, if it is at hand.
+            buffers: its arrays; only devices that really compute look at them.
         """
-        future = Future()
         self.asked += 1
-        self._send(f"r{self.asked}", future, message, msgspec.msgpack.encode(message) if body is None else body)
-        return future
+        body = msgspec.msgpack.encode(message) if body is None else body
+        request = _Asked(message, body, buffers, Future())
+        self._send(f"r{self.asked}", request)
+        return request.answer
 
-    def _send(self, id: str, future: Future, message: Message, body: bytes) -> None:
-        self._pending[id] = future, message, body
+    def _send(self, id: str, request: _Asked) -> None:
+        self._pending[id] = request
         event = FrontMessage(
             peer=self._peer,
             tenant=self.tenant,
             scope="all",
             operator=False,
-            header=Header(kind=kind_of(message), id=id),
-            message=message,
-            body=body,
+            header=Header(kind=kind_of(request.message), id=id),
+            message=request.message,
+            body=request.body,
+            buffers=request.buffers,
         )
         self._cluster.simulation.after(self._cluster.times.hop_s, lambda: self._cluster.handle(event))
 
     def _take(self, send: Send) -> None:
         if isinstance(send.message, Accepted) or send.re not in self._pending:
             return
-        future, message, body = self._pending.pop(send.re)
+        request = self._pending.pop(send.re)
         failed = send.message
         if isinstance(failed, Failure):
             if failed.code != ErrorCode.OVERLOADED:
-                raise SimulationError(f"{kind_of(message)}: {failed.message}")
+                raise SimulationError(f"{kind_of(request.message)}: {failed.message}")
             self.refused += 1
-            wait_s = failed.retry_after_ms / 1000
-            self._cluster.simulation.after(wait_s, lambda: self._send(send.re, future, message, body))
+            self._cluster.simulation.after(failed.retry_after_ms / 1000, lambda: self._send(send.re, request))
             return
         self.answered += 1
-        future.resolve(send.message)
+        request.answer.resolve(send.message)
 
 
 def usage(cluster: Cluster, clients: Mapping[str, Client]) -> dict[str, dict[str, float]]:

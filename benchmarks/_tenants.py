@@ -42,6 +42,7 @@ from joynexus.wire.front import (
     SubmitJob,
 )
 from services.master.events import BlobStored
+from services.master.tickets import Tickets
 
 POLICY = "policy"
 _WINDOW = 32
@@ -79,30 +80,65 @@ MANISKILL = Rl(simulator="maniskill", envs=128, chunks=20, chunk=8, micro=40, ba
 SFT_BATCH = 32
 
 
-def rl(cluster: Cluster, client: Client, recipe: Rl, iterations: int, *, seed: int = 0, shards: int = 0) -> Process:
-    """A tenant's synchronous loop: rollouts of the newest version, then training on them, and so on.
+def rl(
+    cluster: Cluster,
+    client: Client,
+    recipe: Rl,
+    iterations: int,
+    *,
+    seed: int = 0,
+    shards: int = 0,
+    max_staleness: int = 0,
+) -> Process:
+    """A tenant's two loops: rollouts of the newest version, and training on them; tickets hold back the first.
 
     Args:
         shards: env devices over which its environments are spread; 0 means all.
+        max_staleness: versions that may lie between the one that acted and the one that is trained; 0 makes the two
+            loops take turns.
     """
     spec = PolicySpec(backbone=BACKBONE, head="oft", chunk=recipe.chunk, contract=CONTRACT, normalization="none")
     yield client.ask(CreatePolicy(policy=POLICY, spec=spec))
     lease: Lease = yield client.ask(AcquireLease(policy=POLICY, holder="loop", ttl_ms=_LEASE_MS))
-    loop = _Loop(client, lease.lease)
-    published: OpResult = yield loop.publish()
-    count = shards or len(cluster.envs)
-    devices = [(seed + shard) % len(cluster.envs) for shard in range(count)]
-    for iteration in range(iterations):
-        yield gather(
-            [
-                cluster.simulation.spawn(
-                    _rollout(cluster, client, recipe, published.version, device, recipe.envs // count, seed, iteration)
-                )
+    loop = Loop(client, lease.lease)
+    first: OpResult = yield loop.publish()
+    newest = first.version
+    tickets = Tickets(
+        batch=1, max_staleness=max_staleness, max_running=1
+    )  # one ticket for the rollouts of an iteration
+    finished: deque[int] = deque()
+    changed = Future()
+
+    def wake() -> None:
+        nonlocal changed
+        woken, changed = changed, Future()
+        woken.resolve()
+
+    def produce() -> Process:
+        count = shards or len(cluster.envs)
+        devices = [(seed + shard) % len(cluster.envs) for shard in range(count)]
+        for iteration in range(iterations):
+            while (ticket := tickets.issue(newest)) is None:
+                yield changed
+            rollouts = [
+                _rollout(cluster, client, recipe, newest, device, recipe.envs // count, seed, iteration)
                 for device in devices
             ]
-        )
+            yield gather([cluster.simulation.spawn(rollout) for rollout in rollouts])
+            tickets.finish(ticket)
+            finished.append(ticket)
+            wake()
+
+    cluster.simulation.spawn(produce())
+    for _ in range(iterations):
+        while not finished:
+            yield changed
+        ticket, version = finished.popleft(), newest
         yield cluster.simulation.spawn(_train(loop, recipe))
-        published = yield loop.publish()
+        published: OpResult = yield loop.publish()
+        newest = published.version
+        assert tickets.train(ticket, version) <= max_staleness
+        wake()
     return cluster.simulation.now
 
 
@@ -124,24 +160,27 @@ def sft(cluster: Cluster, client: Client, steps: int, *, batch: int = SFT_BATCH)
     return cluster.simulation.now
 
 
-class _Loop:
+class Loop:
     """The ops of a tenant's own loop, in order."""
 
     def __init__(self, client: Client, lease: str) -> None:
-        self._client = client
+        self.client = client
         self._lease = lease
         self._seq = 0
 
     def forward_backward(self, rows: int) -> Future:
-        return self._client.ask(
+        """Send a micro-batch of so many samples."""
+        return self.client.ask(
             ForwardBackward(policy=POLICY, lease=self._lease, seq=self._next(), samples=_samples(rows))
         )
 
     def optim_step(self) -> Future:
-        return self._client.ask(OptimStep(policy=POLICY, lease=self._lease, seq=self._next()))
+        """Step the optimizer."""
+        return self.client.ask(OptimStep(policy=POLICY, lease=self._lease, seq=self._next()))
 
     def publish(self) -> Future:
-        return self._client.ask(Publish(policy=POLICY, lease=self._lease, seq=self._next()))
+        """Publish a version."""
+        return self.client.ask(Publish(policy=POLICY, lease=self._lease, seq=self._next()))
 
     def _next(self) -> int:
         self._seq += 1
@@ -152,14 +191,7 @@ def _rollout(
     cluster: Cluster, client: Client, recipe: Rl, version: int, device: int, rows: int, seed: int, iteration: int
 ) -> Process:
     """One env device's share of the environments, in a closed loop: act, step, act."""
-    act = Act(
-        policy=POLICY,
-        version=version,
-        state=Array(dtype="<f4", shape=(rows, CONTRACT.state_dim), frame=0),
-        images=(),
-        instructions=("go",) * rows,
-    )
-    body = msgspec.msgpack.encode(act)
+    act, body = act_request(rows, version)
     drawn = random.Random(f"{seed}/{iteration}/{device}")
     for _ in range(recipe.chunks):
         yield client.ask(act, body)
@@ -167,7 +199,19 @@ def _rollout(
         yield cluster.step(device, client.tenant, recipe.simulator, rows, steps)
 
 
-def _train(loop: _Loop, recipe: Rl) -> Process:
+def act_request(rows: int, version: int = 0) -> tuple[Act, bytes]:
+    """Make a request to act on so many rows, and its encoding; version 0 asks for the newest."""
+    act = Act(
+        policy=POLICY,
+        version=version,
+        state=Array(dtype="<f4", shape=(rows, CONTRACT.state_dim), frame=0),
+        images=(),
+        instructions=("go",) * rows,
+    )
+    return act, msgspec.msgpack.encode(act)
+
+
+def _train(loop: Loop, recipe: Rl) -> Process:
     """One pass over an iteration's samples, some ops ahead of their results."""
     sent: deque[Future] = deque()
     left = recipe.samples

@@ -20,8 +20,6 @@ same, so the difference is sharing alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from benchmarks import _report, _times
@@ -56,30 +54,32 @@ class Workload(msgspec.Struct, frozen=True):
     dataset_steps: int
 
 
-TENANTS: dict[str, Callable[[Cluster, Client, Workload], Process]] = {
-    "rl-libero": lambda cluster, client, jobs: rl(cluster, client, LIBERO, jobs.iterations["rl-libero"], seed=0),
-    "rl-maniskill-1": lambda cluster, client, jobs: rl(
-        cluster, client, MANISKILL, jobs.iterations["rl-maniskill-1"], seed=1
-    ),
-    "rl-maniskill-2": lambda cluster, client, jobs: rl(
-        cluster, client, MANISKILL, jobs.iterations["rl-maniskill-2"], seed=2
-    ),
-    "sft": lambda cluster, client, jobs: sft(cluster, client, jobs.iterations["sft"]),
-}
+RECIPES = {"rl-libero": LIBERO, "rl-maniskill-1": MANISKILL, "rl-maniskill-2": MANISKILL}
+TENANTS = (*RECIPES, "sft")
+
+
+def process(cluster: Cluster, client: Client, jobs: Workload, max_staleness: int) -> Process:
+    """What a tenant of the setting does."""
+    count = jobs.iterations[client.tenant]
+    if client.tenant == "sft":
+        return sft(cluster, client, count)
+    seed = TENANTS.index(client.tenant)
+    return rl(cluster, client, RECIPES[client.tenant], count, seed=seed, max_staleness=max_staleness)
 
 
 def unit(times: Times, tenant: str, devices: Devices, *, stages: int = 1) -> Alone:
     """One unit of a tenant's work (an RL iteration, an SFT step), with these devices to itself."""
     if tenant == "sft":
         return sft_step(times, devices)
-    return rl_iteration(times, LIBERO if tenant == "rl-libero" else MANISKILL, devices, stages=stages)
+    return rl_iteration(times, RECIPES[tenant], devices, stages=stages)
 
 
-def workload(times: Times, iterations: int) -> Workload:
-    """Size the jobs: all take as long as so many LIBERO iterations."""
+def workload(times: Times, iterations: int, *, sft_share: float = 1.0) -> Workload:
+    """Size the jobs: all take as long as so many LIBERO iterations (the SFT job `sft_share` of that)."""
     whole = Devices(TRAIN, INFERENCE, ENV)
     length_s = iterations * unit(times, "rl-libero", whole).seconds
     counts = {tenant: max(1, round(length_s / unit(times, tenant, whole).seconds)) for tenant in TENANTS}
+    counts["sft"] = max(1, round(sft_share * counts["sft"]))
     return Workload(counts, max(SFT_BATCH, DATASET_STEPS * iterations // ITERATIONS))
 
 
@@ -130,7 +130,9 @@ def concurrent(times: Times, jobs: Workload) -> Outcome:
     )
 
 
-def shared(times: Times, jobs: Workload, reuse: Reuse, tenants: tuple[str, ...] = tuple(TENANTS)) -> Outcome:
+def shared(
+    times: Times, jobs: Workload, reuse: Reuse, *, tenants: tuple[str, ...] = TENANTS, max_staleness: int = 0
+) -> Outcome:
     """All at once through the service, on the same 8 devices."""
     simulation = Simulation()
     cluster = Cluster(
@@ -143,7 +145,9 @@ def shared(times: Times, jobs: Workload, reuse: Reuse, tenants: tuple[str, ...] 
         dataset_steps=jobs.dataset_steps,
     )
     clients = {tenant: Client(cluster, tenant) for tenant in tenants}
-    ends = {tenant: simulation.spawn(TENANTS[tenant](cluster, clients[tenant], jobs)) for tenant in tenants}
+    ends = {
+        tenant: simulation.spawn(process(cluster, client, jobs, max_staleness)) for tenant, client in clients.items()
+    }
     simulation.run(lambda: all(end.done for end in ends.values()))
     completion = {tenant: end.value for tenant, end in ends.items()}
     last_s = max(completion.values())
@@ -183,7 +187,7 @@ def bound(times: Times, jobs: Workload, reuse: Reuse) -> float:
         kept = jobs.iterations["sft"] * SFT_BATCH - jobs.dataset_steps
         train_s -= max(0, kept) * (times.backbone_row_s - times.feature_read_row_s)
     if reuse == "everything":
-        for tenant, recipe in (("rl-libero", LIBERO), ("rl-maniskill-1", MANISKILL), ("rl-maniskill-2", MANISKILL)):
+        for tenant, recipe in RECIPES.items():
             samples = jobs.iterations[tenant] * recipe.samples
             train_s -= samples * (times.forward(recipe.micro) / recipe.micro - times.feature_read_row_s)
     return max(
@@ -202,6 +206,8 @@ def paper_setting(times: Times, jobs: Workload) -> list[_report.Row]:
         "concurrent isolated, 2 devices each": concurrent(times, jobs),
     }
     service = {KEPT[reuse]: shared(times, jobs, reuse) for reuse in KEPT}
+    for reuse in ("datasets", "everything"):
+        service[f"{KEPT[reuse]}, RL one version ahead"] = shared(times, jobs, reuse, max_staleness=1)
     ways |= {f"service, {kept}": outcome for kept, outcome in service.items()}
     rows: list[_report.Row] = [
         {
@@ -223,7 +229,7 @@ def paper_setting(times: Times, jobs: Workload) -> list[_report.Row]:
     for reuse, kept in KEPT.items():
         outcome = service[kept]
         for tenant in TENANTS:
-            served_alone = shared(times, jobs, reuse, (tenant,)).completion_s[tenant]
+            served_alone = shared(times, jobs, reuse, tenants=(tenant,)).completion_s[tenant]
             rows.append(
                 {
                     "table": f"Completion, {kept}",
@@ -236,7 +242,15 @@ def paper_setting(times: Times, jobs: Workload) -> list[_report.Row]:
                     "isolated, 2 devices s": round(ways["concurrent isolated, 2 devices each"].completion_s[tenant]),
                 }
             )
-        rows.append({"table": f"Completion, {kept}", "tenant": "bound", "together s": round(bound(times, jobs, reuse))})
+        least = bound(times, jobs, reuse)
+        rows.append(
+            {
+                "table": f"Completion, {kept}",
+                "tenant": "all, at best",
+                "together s": round(least),
+                "x isolated": round(least / max(base.completion_s.values()), 2),
+            }
+        )
     return rows
 
 
@@ -247,23 +261,30 @@ def sensitivity(iterations: int) -> list[_report.Row]:
     for prefix in ("", "backbone", "oft", "groot", "libero", "maniskill", "publish", "feature"):
         for factor in (0.5, 2.0) if prefix else (1.0,):
             times = table.scaled(prefix, factor) if prefix else table
-            jobs = workload(times, iterations)
-            base = sequential(times, jobs)
-            for reuse in ("datasets", "everything"):
-                outcome = shared(times, jobs, reuse)
-                rows.append(
-                    {
-                        "table": "When the table is wrong (shorter jobs)",
-                        "rows of the table": f"{prefix}* x {factor}" if prefix else "as they are",
-                        "kept": KEPT[reuse],
-                        "allocated": f"{100 * (outcome.allocated_s / base.allocated_s - 1):+.1f} %",
-                        "train x": round(outcome.train / base.train, 2),
-                        "inference x": round(outcome.inference / base.inference, 2),
-                        "latest tenant x isolated": round(
-                            max(outcome.completion_s[tenant] / base.completion_s[tenant] for tenant in TENANTS), 2
-                        ),
-                    }
-                )
+            changed = f"{prefix}* x {factor}" if prefix else "nothing"
+            rows += _headline(changed, times, workload(times, iterations))
+    for share in (0.25, 0.5, 2.0):
+        rows += _headline(f"SFT job x {share}", table, workload(table, iterations, sft_share=share))
+    return rows
+
+
+def _headline(changed: str, times: Times, jobs: Workload) -> list[_report.Row]:
+    base = sequential(times, jobs)
+    rows: list[_report.Row] = []
+    for reuse, kept in KEPT.items():
+        outcome = shared(times, jobs, reuse)
+        latest = max(outcome.completion_s[tenant] / base.completion_s[tenant] for tenant in TENANTS)
+        rows.append(
+            {
+                "table": "When the table or the jobs are others (shorter jobs)",
+                "changed": changed,
+                "kept": kept,
+                "allocated": f"{100 * (outcome.allocated_s / base.allocated_s - 1):+.1f} %",
+                "train x": round(outcome.train / base.train, 2),
+                "inference x": round(outcome.inference / base.inference, 2),
+                "latest x isolated": round(latest, 2),
+            }
+        )
     return rows
 
 
