@@ -68,6 +68,7 @@ class Reports:
             policies=len(policies),
             jobs_running=self._jobs.running(tenant),
             versions_in_service=self._serving.count(tenant),
+            policies_resident=sum(policy.resident for policy in policies),
         )
         self._outbox.answer(asked, status)
 
