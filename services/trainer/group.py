@@ -77,6 +77,7 @@ class GroupRun:
         self._ops = ops
         self._clock = clock
         self._lanes: dict[SlotKey, deque[TrainItem]] = {}
+        self._paged_s: dict[SlotKey, float] = {}  # what opening took, until an item is charged with it
         for item in group.items:
             self._lanes.setdefault(_key(item), deque()).append(item)
 
@@ -93,8 +94,10 @@ class GroupRun:
     def _open_slots(self) -> Iterator[SlotFailed]:
         for opening in self._group.slots:
             key = (opening.tenant, opening.policy)
+            elapsed = self._clock.start()
             try:
                 self._open_slot(opening)
+                self._paged_s[key] = elapsed()
             except Unreachable as error:
                 yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' cannot be opened now: {error}")
             except JoyNexusError as error:
@@ -178,7 +181,8 @@ class GroupRun:
         """Count an op that was answered as applied."""
         if isinstance(outcome, SlotFailed):
             return outcome
-        outcome = msgspec.structs.replace(outcome, busy_s=busy_s)
+        page_s = self._paged_s.pop(_key(item), 0.0)
+        outcome = msgspec.structs.replace(outcome, busy_s=busy_s + page_s, page_s=page_s)
         self._slots[_key(item)].remember(item, outcome)
         return self._answer(item, outcome)
 

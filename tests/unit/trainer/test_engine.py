@@ -413,8 +413,9 @@ def test_who_wrecks_the_forward_pays_for_the_search_and_the_others_as_if_nothing
         group.train(name, 1, bad if name == "b" else Arrays(number, rows=1))
     answers = {answer.policy: answer for answer in bench.run(group)}
     assert bench.backbone.groups == [4, 2, 1, 1, 1, 1, 2]  # halves, the bad one twice alone, a plain sample
-    # Reading and private part take a second each, and so does every forward: c and d shared theirs.
-    assert {name: answer.busy_s for name, answer in answers.items()} == {"a": 3.0, "b": 6.0, "c": 2.5, "d": 2.5}
+    # Opening, reading and private part take a second each, and so does every forward: c and d shared theirs.
+    assert {name: answer.busy_s for name, answer in answers.items()} == {"a": 4.0, "b": 7.0, "c": 3.5, "d": 3.5}
+    assert {answer.page_s for answer in answers.values()} == {1.0}
     assert bench.backbone.samples_forwarded == sum(answer.backbone_forwards for answer in answers.values()) == 3
 
 
