@@ -217,6 +217,7 @@ class Roster:
             quiet = self._outbox.now - other.heard > _QUIET_BEATS * self._config.beat_ms / 1000
             if quiet and other.key_name == said.key_name and other.role == message.role:
                 self._lose(other, "it was silent when another one came with its key")
+        self._check_batch_key(message)
         name = self._free_name(message.role)
         worker = Worker(
             name=name,
@@ -234,6 +235,18 @@ class Roster:
         self._outbox.log("info", "worker_joined", worker=name, pid=message.pid, lives=self._lives[name])
         for staff in self._staff[worker.role]:
             staff.joined(worker)
+
+    def _check_batch_key(self, message: Register) -> None:
+        """Refuse a worker that computes other numbers than those who do the same work."""
+        for other in self.living(message.role):
+            theirs = other.register
+            if theirs.backbone_name == message.backbone_name and theirs.batch_key != message.batch_key:
+                raise refuse(
+                    ErrorCode.CONFLICT,
+                    f"{other.name} serves backbone '{message.backbone_name}' with batch key {theirs.batch_key}, this "
+                    f"worker has {message.batch_key}: both would give tenants different numbers, so start it with the "
+                    "same revision, dtype and image side, or stop the others of its role first",
+                )
 
     def _resume(self, worker: Worker, said: BackMessage, message: Register) -> None:
         self._outbox.answer(said, Registered(worker=worker.name, beat_ms=self._config.beat_ms))

@@ -141,6 +141,38 @@ def test_an_incarnation_cannot_be_taken_over_with_another_key(world: World) -> N
     assert registered(worker).worker == "env-1"
 
 
+@pytest.mark.parametrize("kind", [FakeTrainer, FakeInference])
+def test_a_worker_with_another_batch_key_is_refused_until_the_others_of_its_role_are_gone(
+    world: World, kind: type[FakeTrainer] | type[FakeInference]
+) -> None:
+    first = kind(world, new_incarnation(), key="first", batch_key="lite-float32")
+    kind(world, new_incarnation(), key="second", batch_key="lite-float32")
+    other = kind(world, new_incarnation(), key="other", batch_key="lite-bfloat16")
+    (refused,) = other.received
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.CONFLICT
+    assert "lite-float32" in refused.message
+    assert "lite-bfloat16" in refused.message
+    first.beat()
+    world.wait(4)
+    first.beat()
+    world.wait(4)  # the second one is silent, the first one still there
+    other.connect()
+    assert isinstance(other.received[-1], Failure)
+    world.wait(8)
+    other.connect()
+    assert registered(other).worker.endswith("-1")
+
+
+def test_workers_of_other_backbones_and_roles_may_have_other_batch_keys(world: World) -> None:
+    workers = [
+        FakeTrainer(world, new_incarnation(), key="t", batch_key="lite-float32"),
+        FakeTrainer(world, new_incarnation(), key="q", batch_key="qwen-bfloat16", backbone_name="qwen"),
+        FakeInference(world, new_incarnation(), key="i", batch_key="lite-float16"),
+    ]
+    assert [registered(worker).worker for worker in workers] == ["trainer-1", "trainer-2", "inference-1"]
+
+
 def test_workers_that_register_again_after_a_master_restart_go_on(world: World) -> None:
     trainer = FakeTrainer(world, new_incarnation())
     ask_step(world)
