@@ -55,7 +55,7 @@ class Connecting:
         try:
             return AsyncClient(connection, await follow(greet(connection, self._timeout_s)))
         except BaseException:
-            connection.close()
+            await asyncio.to_thread(connection.close)
             raise
 
 
@@ -110,7 +110,8 @@ class AsyncPolicy(PolicyVerbs["asyncio.Future[OpResult]"]):
                     await before
             result = self._connection.op(self.name, message, answer_of(OpResult), buffers=buffers)
         finally:
-            turn.set_result(None)
+            if not turn.done():  # cancelled: the event loop is being shut down
+                turn.set_result(None)
         return await asyncio.wrap_future(result)
 
     def _own(self, batch: Batch) -> Batch:

@@ -50,7 +50,8 @@ class Batch:
         else:
             images = [np.array(picture) for picture in self.images]
         mask = None if self.action_mask is None else np.array(self.action_mask)
-        return Batch(np.array(self.state), np.array(self.action), self.instructions, images, mask)
+        texts = self.instructions if isinstance(self.instructions, str) else tuple(self.instructions)
+        return Batch(np.array(self.state), np.array(self.action), texts, images, mask)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -300,4 +302,35 @@ def test_upload_that_is_refused_fails_that_op_alone(tmp_path: Path) -> None:
                     await refused
                 assert (await step).seq == 1
 
+        asyncio.run(main())
+
+
+def test_program_that_ends_with_ops_on_their_way_ends_quietly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> AsyncClient:
+        client = await joynexus.connect_async(service.cluster)
+        policy = client.policy("p")
+        policy.forward_backward(batch(100))
+        policy.optim_step()
+        policy.optim_step()
+        await asyncio.sleep(0)
+        return client
+
+    with running(tmp_path) as service:
+        service.answer = with_policy(service)
+        client = asyncio.run(main())
+        gc.collect()
+        client._connection.close()
+    assert not [record.getMessage() for record in caplog.records]
+
+
+def test_no_cluster_is_one_clear_sentence_here_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(JoyNexusError, match=r"no answer from .* within 0.3 s.*joynexus up"):
+            await joynexus.connect_async(dead, timeout_s=0.3)
+        with pytest.raises(ValueError, match="there is no cluster file"):
+            async with joynexus.connect_async(tmp_path / "absent.toml"):
+                pass
+
+    with running(tmp_path) as service:
+        dead = msgspec.structs.replace(service.cluster, control="tcp://127.0.0.1:9")
         asyncio.run(main())
