@@ -62,7 +62,7 @@ def arrivals(times: Times, count: int, *, seed: int) -> _report.Row:
     simulation.run(lambda: len(took) == count)
     slowdowns = [took[number] / alone[number % 2].seconds for number in range(count)]
     acts = [forward for device in cluster.inference for forward in device.forwards]
-    deciding = cluster.deciding_s
+    deciding = [seconds for _, seconds in cluster.decisions]
     return {
         "table": "Tenants in bursts",
         "tenants": count,
