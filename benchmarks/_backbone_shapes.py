@@ -3,8 +3,8 @@
 In: a shape's name and how many tokens a picture shall become. Out: a backbone like any loaded one. Never: weights that
 mean something: only times, memory and equality of bits are looked at.
 
-`2b`, `4b` and `8b` have the shapes of the released Qwen3-VL checkpoints; `small` is a 47-million-parameter one, as large
-as two CPU cores can measure.
+`2b`, `4b` and `8b` have the shapes of the released Qwen3-VL checkpoints; `small` has 47 million parameters, about as
+many as two CPU cores can measure.
 """
 
 from __future__ import annotations
@@ -90,13 +90,16 @@ def make(name: str, visual_tokens: int, *, device: str, dtype: str, folder: Path
 
         @classmethod
         def load_model(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
-            from transformers import Qwen3VLConfig, Qwen3VLModel
+            import transformers as untyped
 
+            transformers: Any = untyped
             register()
-            config = Qwen3VLConfig(text_config=shape.text, vision_config=shape.vision, **tiny.special_ids(ids))
+            config = transformers.Qwen3VLConfig(
+                text_config=shape.text, vision_config=shape.vision, **tiny.special_ids(ids)
+            )
             torch.manual_seed(0)
             with device:
-                model = Qwen3VLModel._from_config(config, dtype=dtype, attn_implementation=NAME)
+                model = transformers.Qwen3VLModel._from_config(config, dtype=dtype, attn_implementation=NAME)
             return model.eval().requires_grad_(False)
 
     place, kind = torch.device(device), getattr(torch, dtype)
