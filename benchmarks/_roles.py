@@ -1,7 +1,8 @@
 """CPU time of a local cluster's processes, by role.
 
 In: the cluster's folder. Out: seconds of user and system time since each role's process started, those of its children
-(simulators) included. Never: a process that is none of the cluster's, or one counted twice: roles are health's children.
+(simulators) included. Never: a process that is none of the cluster's, or one that is counted twice (roles are health's
+children).
 """
 
 from __future__ import annotations
