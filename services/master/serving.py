@@ -6,7 +6,7 @@ a version taken out of service: a newer one stands beside it, and a refused one 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -17,11 +17,21 @@ from joynexus.wire.back import WeightsApplied, WeightsOffer, WeightsRefused
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
 from services.master.outbox import Outbox
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies, Policy, PolicyKey
 from services.master.roster import Roster, Worker
 
 VersionKey = tuple[str, str, int]
 """Tenant, policy, version."""
+
+_REMEMBERED = 64
+"""Policies whose newest version the next worker of a backbone is offered; all else it loads when it is asked for."""
+
+
+class InService(msgspec.Struct):
+    """The newest version of a policy that is in memory somewhere, and the workers that have it."""
+
+    version: int
+    workers: set[str]
 
 
 class Serving:
@@ -37,30 +47,36 @@ class Serving:
         self._config = config
         self._roster = roster
         self._policies = policies
-        self._applied: defaultdict[VersionKey, set[str]] = defaultdict(set)  # names of workers
-        self._offered: dict[VersionKey, VersionRecord] = {}
-        self._newest: dict[tuple[str, str], int] = {}
+        self._serving: dict[PolicyKey, InService] = {}
+        self._with: defaultdict[str, set[PolicyKey]] = defaultdict(set)  # worker -> policies that it serves
+        self._offered: dict[VersionKey, VersionRecord] = {}  # to workers that live, and nobody has answered
+        self._unserved: defaultdict[str, OrderedDict[PolicyKey, Policy]] = defaultdict(OrderedDict)  # by backbone
         self._faults: Counter[VersionKey] = Counter()
         self.settled: Callable[[Policy, int, Failure | None], None] = lambda policy, version, error: None
         roster.add_staff("inference", self)
 
     def count(self, tenant: str | None) -> int:
-        """Number of versions in service, of one tenant or of all."""
-        return sum(tenant in (None, key[0]) for key in self._applied)
+        """Number of policies with a version in service, of one tenant or of all (for status)."""
+        return sum(tenant in (None, key[0]) for key in self._serving)
 
     def offer(self, policy: Policy, version: VersionRecord) -> None:
         """A version is durable: offer it to all who serve its backbone."""
-        self._offered[(*policy.key, version.version)] = version
-        for worker in self._workers(policy):
+        workers = self._workers(policy.spec.backbone)
+        if not workers:
+            self._remember(policy)
+            return
+        self._offered[*policy.key, version.version] = version
+        for worker in workers:
             self._send(worker, version)
 
     def pending(self, policy: Policy, version: int) -> bool:
         """Tell whether somebody may still apply this version, and nobody has."""
-        return not self._applied.get((*policy.key, version)) and any(True for _ in self._workers(policy))
+        return (*policy.key, version) in self._offered
 
     def newest(self, policy: Policy) -> VersionRecord | None:
-        """The newest version in service, else the newest that was published."""
-        version = policy.versions.get(self._newest.get(policy.key, 0))
+        """The newest version in service; where none is, the newest that was published: it has to be loaded anyway."""
+        served = self._serving.get(policy.key)
+        version = policy.versions.get(served.version) if served else None
         return version if version is not None and not version.refused else policy.newest
 
     # Messages
@@ -73,9 +89,14 @@ class Serving:
         if policy is None or message.version not in policy.versions:
             return
         key = (*policy.key, message.version)
-        self._applied[key].add(worker.name)
         self._offered.pop(key, None)
-        self._newest[policy.key] = max(message.version, self._newest.get(policy.key, 0))
+        self._faults.pop(key, None)
+        served = self._serving.get(policy.key)
+        if served is None or served.version < message.version:
+            served = self._serving[policy.key] = InService(message.version, set())
+        if served.version == message.version:
+            served.workers.add(worker.name)
+            self._with[worker.name].add(policy.key)
         self.settled(policy, message.version, None)
 
     def on_refused(self, said: BackMessage, message: WeightsRefused) -> None:
@@ -87,16 +108,16 @@ class Serving:
         self._outbox.log(
             "error", "weights_refused", worker=worker.name, policy=message.policy, reason=message.error.message
         )
-        if policy is None or version is None or self._applied.get((*policy.key, message.version)):
+        key = (message.tenant, message.policy, message.version)
+        if policy is None or version is None or key not in self._offered:
             return  # it serves elsewhere: that worker is at fault, not the version
-        key = (*policy.key, message.version)
         if message.error.category == "server":
             self._faults[key] += 1
             if self._faults[key] < self._config.kills:
                 self._outbox.after(self._config.retry_s, lambda: self._offer_again(worker, version))
                 return
-        del self._faults[key]
-        self._offered.pop(key, None)
+        self._faults.pop(key, None)
+        del self._offered[key]
         refused = msgspec.structs.replace(version, refused=message.error.message)
         self._policies.add_version(policy, refused)
         self._outbox.save([refused])
@@ -105,32 +126,51 @@ class Serving:
     # Staff
 
     def joined(self, worker: Worker) -> None:
-        """Offer a new worker what nobody has applied yet; all else it loads when it is asked for."""
-        for (tenant, name, _), version in list(self._offered.items()):
-            policy = self._policies.find(tenant, name)
-            if policy is not None and policy.spec.backbone == worker.register.backbone_name:
-                self._send(worker, version)
+        """Offer a new worker what others were offered and have not applied, and what nobody was there to serve."""
+        backbone = worker.register.backbone_name
+        for policy in self._unserved.pop(backbone, {}).values():
+            if policy.newest is not None:
+                self._offered[*policy.key, policy.newest.version] = policy.newest
+        for policy, version in self._outstanding(backbone):
+            self._send(worker, policy.versions[version])
 
     def leaving(self, worker: Worker) -> None:
         """Nothing to do: what it has in memory still acts."""
 
     def lost(self, worker: Worker) -> None:
         """A worker is gone, and with it what it had in memory."""
-        for key in [key for key, names in self._applied.items() if worker.name in names]:
-            self._applied[key].discard(worker.name)
-            if not self._applied[key]:
-                del self._applied[key]
-        for tenant, name, number in list(self._offered):
-            policy = self._policies.find(tenant, name)
-            if policy is not None and not self.pending(policy, number):
-                del self._offered[tenant, name, number]
-                self.settled(policy, number, None)
+        for key in self._with.pop(worker.name, ()):
+            served = self._serving.get(key)
+            if served is not None:
+                served.workers.discard(worker.name)
+                if not served.workers:
+                    del self._serving[key]
+                    self._remember(self._policies.get(*key))
+        backbone = worker.register.backbone_name
+        if not self._workers(backbone):
+            for policy, version in self._outstanding(backbone):
+                del self._offered[*policy.key, version]
+                self._remember(policy)
+                self.settled(policy, version, None)
 
-    def _workers(self, policy: Policy) -> list[Worker]:
+    def _outstanding(self, backbone: str) -> list[tuple[Policy, int]]:
+        """Return what living workers were offered and have not answered."""
+        offered = [(self._policies.get(tenant, name), version) for tenant, name, version in self._offered]
+        return [(policy, version) for policy, version in offered if policy.spec.backbone == backbone]
+
+    def _remember(self, policy: Policy) -> None:
+        """Have the next worker load a policy's newest version before it is asked for it."""
+        unserved = self._unserved[policy.spec.backbone]
+        unserved[policy.key] = policy
+        unserved.move_to_end(policy.key)
+        if len(unserved) > _REMEMBERED:
+            unserved.popitem(last=False)
+
+    def _workers(self, backbone: str) -> list[Worker]:
         return [
             worker
             for worker in self._roster.living("inference")
-            if worker.register.backbone_name == policy.spec.backbone and not worker.leaving
+            if worker.register.backbone_name == backbone and not worker.leaving
         ]
 
     def _send(self, worker: Worker, version: VersionRecord) -> None:
@@ -144,7 +184,7 @@ class Serving:
         self._roster.give(worker, _offer_id(offer), 1, offer)
 
     def _offer_again(self, worker: Worker, version: VersionRecord) -> None:
-        if worker.alive:
+        if worker.alive and (version.tenant, version.policy, version.version) in self._offered:
             self._send(worker, version)
 
 

@@ -9,19 +9,24 @@ import msgspec
 import numpy as np
 import pytest
 
+from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
 from joynexus.wire import Array, ErrorCode, Failure
-from joynexus.wire.back import PredictDone, Predicted, PredictGroup, Rollout, WeightsRefused, WorkerAct
+from joynexus.wire.back import EvaluateActions, PredictDone, Predicted, PredictGroup, Rollout, WeightsRefused, WorkerAct
 from joynexus.wire.errors import failure
 from joynexus.wire.front import (
     Act,
     Actions,
-    EvaluateSpec,
+    ClusterStatus,
+    DatasetInfo,
+    FileEntry,
     GetPolicy,
     GetUsage,
     JobInfo,
     OptimStep,
     PolicyInfo,
     Publish,
+    PushDataset,
+    Status,
     SubmitJob,
     UsageReport,
 )
@@ -349,3 +354,151 @@ def test_a_rollouts_request_that_cannot_be_read_is_invalid(world: World) -> None
     env, task = rollout(world)
     (answer,) = world.answers(world.say(env.peer, WorkerAct(task=task.task, attempt=1, act=b"\xc1")))
     assert answer.code is ErrorCode.INVALID  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("files", "scope"), [(True, "tenant:a"), (False, "shared:demo")])
+def test_pictures_of_a_data_set_carry_its_feature_scope_and_others_none(world: World, files: bool, scope: str) -> None:
+    publish(world)
+    env = FakeEnv(world, new_incarnation(), key="env", mounted=() if files else ("demo",))
+    if files:
+        world.upload("f" * 64)
+        world.ask(PushDataset(dataset="demo", files=(FileEntry(path="x", digest="f" * 64, nbytes=10),)), DatasetInfo)
+    job = world.ask(SubmitJob(key="k", spec=EvaluateDatasetSpec(policy="p", dataset="demo", episodes=(0,))), JobInfo)
+    env.work(1)  # the set is prepared
+    task = env.inbox[0].message
+    assert isinstance(task, EvaluateActions), job
+    worker = FakeInference(world, new_incarnation(), key="inference")
+    world.say(env.peer, WorkerAct(task=task.task, attempt=1, act=msgspec.msgpack.encode(ACT)), buffers=(STATE,))
+    act(world)
+    run(worker)
+    assert [item.feature_scope for group in worker.groups for item in group.items] == [scope, ""]
+
+
+# One bad request among many tenants
+
+
+TENANTS = [f"t{index}" for index in range(8)]
+
+
+@pytest.fixture
+def tenants() -> World:
+    world = World()
+    for tenant in TENANTS:
+        world.create(tenant=tenant)
+        publish(world, tenant=tenant)
+    return world
+
+
+def test_of_eight_tenants_only_the_one_whose_request_kills_workers_is_set_aside(tenants: World) -> None:
+    deadly = b"\xff" * 8
+    ids = {
+        tenant: tenants.tell(ACT, tenant=tenant, buffers=(deadly if tenant == "t3" else STATE,), deadline_ms=90_000)
+        for tenant in TENANTS
+    }
+    for life in range(3):
+        worker = FakeInference(tenants, new_incarnation(), key=f"life{life}")
+        worker.killed_by = deadly
+        run(worker)
+        tenants.wait(8)
+    answers = {tenant: tenants.answers(id)[0] for tenant, id in ids.items()}
+    assert answers.pop("t3").code is ErrorCode.POISON  # type: ignore[attr-defined]
+    assert all(isinstance(answer, Actions) for answer in answers.values())
+
+
+def test_a_request_that_is_answered_with_an_error_costs_others_of_its_group_nothing(tenants: World) -> None:
+    ids = [tenants.tell(ACT, tenant=tenant, buffers=(STATE,)) for tenant in TENANTS]
+    worker = FakeInference(tenants, new_incarnation())
+    (group,) = [send.message for send in worker.inbox if isinstance(send.message, PredictGroup)]
+    error = failure(ErrorCode.INVALID, "state has 2 values, the policy expects 3")
+    bad = next(item.request for item in group.items if item.tenant == "t3")
+    items = tuple(
+        Predicted(request=item.request, error=error)
+        if item.request == bad
+        else Predicted(request=item.request, version=1, rows=1, actions=Array(dtype="<f4", shape=(1,), frame=0))
+        for item in group.items
+    )
+    tenants.say(worker.peer, PredictDone(task=group.task, attempt=1, items=items), buffers=(b"1234",))
+    for tenant, id in zip(TENANTS, ids, strict=True):
+        (answer,) = tenants.answers(id)
+        assert answer == error if tenant == "t3" else isinstance(answer, Actions)
+
+
+def test_each_is_charged_its_own_share_and_the_estimate_is_trued_up(tenants: World) -> None:
+    for tenant in TENANTS[:2]:
+        tenants.tell(ACT, tenant=tenant, buffers=(STATE,))
+    worker = FakeInference(tenants, new_incarnation())
+    (group,) = [send.message for send in worker.inbox if isinstance(send.message, PredictGroup)]
+    items = tuple(
+        Predicted(request=item.request, version=1, rows=1, busy_s=3.0 if item.tenant == "t0" else 1.0,
+                  actions=Array(dtype="<f4", shape=(1,), frame=0))
+        for item in group.items
+    )  # fmt: skip
+    tenants.say(worker.peer, PredictDone(task=group.task, attempt=1, items=items), buffers=(b"1234",))
+    for tenant in TENANTS[:2]:
+        tenants.tell(ACT, tenant=tenant, buffers=(STATE,))
+    lanes = tenants.ask(Status(), ClusterStatus, operator=True).lanes
+    used = {lane.tenant: lane.used_s for lane in lanes if lane.queue == "inference"}
+    assert used["t0"] - used["t1"] == pytest.approx(2.0, abs=0.5)
+
+
+def test_a_tenant_sees_its_own_lanes_alone_also_among_many(tenants: World) -> None:
+    for tenant in TENANTS:
+        for _ in range(3):
+            tenants.tell(ACT, tenant=tenant, buffers=(STATE,), peer=tenants.new_peer("front"))
+    tenants.wait(2)
+    (lane,) = tenants.ask(Status(), ClusterStatus, tenant="t3").lanes
+    assert (lane.queue, lane.tenant, lane.waiting, lane.running) == ("inference", "t3", 3, 0)
+    assert lane.oldest_s == pytest.approx(2.0)
+    everything = tenants.ask(Status(), ClusterStatus, operator=True).lanes
+    assert [lane.tenant for lane in everything] == TENANTS
+
+
+# Versions in service
+
+
+def test_the_newest_version_serves_after_its_only_worker_died_before_it_had_loaded_it(world: World) -> None:
+    first = FakeInference(world, new_incarnation(), key="first")
+    publish(world)
+    run(first)
+    first.applies = False
+    publish(world)
+    run(first)
+    first.die()
+    world.wait(8)
+    second = FakeInference(world, new_incarnation(), key="second")
+    assert [offer.version for offer in (send.message for send in second.inbox)] == [2]  # type: ignore[attr-defined]
+    act(world)
+    run(second)
+    assert second.groups[-1].items[0].version == 2
+
+
+def test_what_was_published_while_nobody_served_it_is_offered_once_and_only_the_newest(world: World) -> None:
+    publish(world, times=5)
+    worker = FakeInference(world, new_incarnation())
+    run(worker)
+    assert [offer.version for offer in worker.offers] == [5]
+    again = FakeInference(world, new_incarnation(), key="again")
+    assert not again.inbox
+
+
+def test_a_hundred_publications_leave_one_version_in_service(world: World) -> None:
+    worker = FakeInference(world, new_incarnation())
+    for _ in range(100):
+        publish(world)
+        run(worker)
+    assert world.ask(Status(), ClusterStatus).versions_in_service == 1
+    act(world)
+    run(worker)
+    assert worker.groups[-1].items[0].version == 100
+
+
+def test_an_old_version_that_one_worker_cannot_load_any_more_is_not_refused(world: World) -> None:
+    first, second = (FakeInference(world, new_incarnation(), key=str(index)) for index in range(2))
+    second.applies = False
+    publish(world)
+    run(first, second)
+    error = failure(ErrorCode.BAD_DATA, "its disk is broken")
+    world.say(second.peer, WeightsRefused(tenant="a", policy="p", version=1, error=error))
+    act(world, version=1)
+    run(first)
+    assert first.groups[-1].items[0].version == 1
