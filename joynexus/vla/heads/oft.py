@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from joynexus.specs import PolicySpec
 from joynexus.vla.feature import PaddedFeature
-from joynexus.vla.heads.base import ActionModule, linear, read_config
+from joynexus.vla.heads.base import ActionModule, linear, normal, read_config
 from joynexus.vla.noise import Noise
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -65,8 +65,8 @@ class Oft(ActionModule):
         # Keys' projection is folded into the queries: they do not depend on the sample, so the product is one vector
         # for each query and head, and the L tokens need no projection at all.
         scale = hidden_size**-0.5
-        self.query = nn.Parameter(torch.randn(config.queries, config.heads, hidden_size, generator=random) * scale)
-        self.value = nn.Parameter(torch.randn(config.heads, hidden_size, each, generator=random) * scale)
+        self.query = nn.Parameter(normal((config.queries, config.heads, hidden_size), scale, random))
+        self.value = nn.Parameter(normal((config.heads, hidden_size, each), scale, random))
         self.gate = nn.Parameter(torch.tensor(_GATE if self.state_dim else 1.0))
         self.from_feature = linear(config.queries * config.width, config.hidden, random)
         self.from_state = linear(self.state_dim, config.hidden, random)

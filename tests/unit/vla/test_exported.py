@@ -52,6 +52,24 @@ def test_an_exported_policy_acts_as_the_served_version_bit_for_bit(tiny: Backbon
     assert loaded.version == 3
 
 
+def test_an_exported_policy_that_samples_draws_for_a_seed_what_the_service_draws(
+    tiny: Backbone, tmp_path: Path, cache_dir: Path
+) -> None:
+    spec = policy_spec(
+        contract=contract(cameras=CAMERAS), head="groot", head_config={"width": 32}, adapter="bottleneck"
+    )
+    policy = Policy(spec, tiny.digest, tiny.hidden_size)
+    write_version(tmp_path / "v", policy, 3)
+    export_policy(tmp_path / "v", tmp_path / "out")
+    loaded = load_policy(tmp_path / "out", cache_dir=cache_dir)
+    state = np.arange(STATE, dtype=np.float32)
+    features = tiny.forward([Observation(tuple(views()), "push")])
+    for seed in (0, 2**63 - 1):
+        expected = policy.act(features, state[None], seeds=[seed])[0]
+        np.testing.assert_array_equal(loaded.act(views(), "push", state, seed=seed), expected)
+    assert np.abs(loaded.act(views(), "push", state) - expected).max() > 1e-2
+
+
 def test_images_by_camera_name_are_put_in_the_contracts_order(loaded: ExportedPolicy) -> None:
     front, wrist = views()
     state = np.zeros(STATE)
