@@ -7,6 +7,7 @@ taking it. Never: memory for a module that is not valid or larger than its head 
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 
 import msgspec
 import torch
@@ -14,19 +15,25 @@ import torch
 from joynexus.specs import PolicySpec
 from joynexus.vla.adapters import Adapted
 from joynexus.vla.heads import ActionModule, build_head
-from joynexus.vla.heads.base import MILLION
+from joynexus.vla.heads.base import MILLION, without_drawing
 
 MAX_CHUNK = 256
 
 
-def build_module(spec: PolicySpec, hidden_size: int) -> ActionModule:
-    """Build a policy's module on the CPU, with the initial weights that `spec.seed` gives.
+def build_module(spec: PolicySpec, hidden_size: int, *, drawn: bool = True) -> ActionModule:
+    """Build a policy's module on the CPU.
+
+    Args:
+        spec: what to build.
+        hidden_size: width of the backbone's features.
+        drawn: with the initial weights that `spec.seed` gives; False leaves them to whoever loads all of them next.
 
     Raises:
         ValueError: as `check_modules`.
     """
     check_modules(spec, hidden_size)
-    return _build(spec, hidden_size)
+    with nullcontext() if drawn else without_drawing():
+        return _build(spec, hidden_size)
 
 
 def check_modules(spec: PolicySpec, hidden_size: int) -> int:
@@ -53,7 +60,7 @@ def _checked_bytes(encoded_spec: bytes, hidden_size: int) -> int:
             f"action_dim={spec.contract.action_dim}, state_dim={spec.contract.state_dim}"
         )
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), without_drawing():
             module = _build(spec, hidden_size)
     except ValueError:
         raise

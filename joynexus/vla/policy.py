@@ -35,9 +35,15 @@ class Policy:
     """
 
     def __init__(
-        self, spec: PolicySpec, backbone_digest: str, hidden_size: int, *, device: torch.device | str = "cpu"
+        self,
+        spec: PolicySpec,
+        backbone_digest: str,
+        hidden_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        drawn: bool = True,
     ) -> None:
-        """Build the policy with the initial weights that `spec.seed` gives.
+        """Build the policy; with `drawn` its initial weights are those that `spec.seed` gives, see `build_module`.
 
         Raises:
             ValueError: if head, adapter, chunk, contract or statistics are not valid or do not fit each other.
@@ -51,7 +57,7 @@ class Policy:
         self.spec = spec
         self.backbone_digest = backbone_digest
         self.hidden_size = hidden_size
-        self.module = build_module(spec, hidden_size).to(self.device)
+        self.module = build_module(spec, hidden_size, drawn=drawn).to(self.device)
         self.normalizer = Normalizer.from_spec(spec).to(self.device)
 
     @property

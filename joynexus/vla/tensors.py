@@ -39,6 +39,20 @@ def check_tensors(
     Raises:
         ValueError: naming the first tensor that is missing, unknown, wrong or not finite.
     """
+    check_layout(what, tensors, expected)
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{what} holds NaN or infinity in '{name}'")
+
+
+def check_layout(
+    what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[torch.Size, torch.dtype]]
+) -> None:
+    """Compare names, shapes and types.
+
+    Raises:
+        ValueError: naming the first tensor that is missing, unknown or wrong.
+    """
     check_names(what, tensors, expected)
     for name, (shape, dtype) in expected.items():
         tensor = tensors[name]
@@ -47,5 +61,3 @@ def check_tensors(
                 f"{what} does not fit its spec: '{name}' is {tensor.dtype} {list(tensor.shape)}, "
                 f"expected {dtype} {list(shape)}"
             )
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{what} holds NaN or infinity in '{name}'")

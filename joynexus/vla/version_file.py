@@ -117,7 +117,7 @@ def read_version(source: Path | bytes, expected_digest: str | None = None, *, de
         tensors = load(content)
     except SafetensorError as error:
         raise ValueError(f"{name} is damaged: {error}") from error
-    policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device)
+    policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device, drawn=False)
     check_tensors(name, tensors, layout(policy.module))
     policy.module.load_state_dict(tensors)
     policy.module.eval()

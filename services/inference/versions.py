@@ -99,6 +99,7 @@ class Shelf:
                     f"it was trained on backbone {loaded.policy.backbone_digest}, but this service has "
                     f"{self._backbone.digest} ({self._backbone.name})"
                 )
+            self._backbone.check_layers(loaded.policy.layers)
         except ValueError as error:
             raise JoyNexusError(failure(ErrorCode.BAD_DATA, f"version {version} is unusable: {error}")) from error
         return Served(policy=loaded.policy, version=version, digest=digest, nbytes=nbytes)

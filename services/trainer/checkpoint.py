@@ -10,10 +10,12 @@ the file covers; all later ops are done again from the journal.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -47,24 +49,38 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     learner: dict[str, Any] = {}
 
 
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the file's header; `layout` has type and shape of each tensor by name."""
+
+    meta: CheckpointMeta
+    layout: dict[str, tuple[str, tuple[int, ...]]]
+
+
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], meta: CheckpointMeta) -> None:
     """Write a checkpoint to a scratch file; the blob store makes it durable and visible in one step.
 
-    The bytes depend on the arguments alone, so the same state has the same digest again after a replay.
+    The bytes depend on the arguments alone, so the same state has the same digest again after a replay. All tensors of
+    a type lie end to end in one: a policy has hundreds of small ones, and each costs more to name than to copy.
 
     Raises:
         OSError: if it cannot be written (a full disk).
     """
-    ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    kinds = {name: str(tensors[name].dtype).removeprefix("torch.") for name in sorted(tensors)}
+    layout = {name: (kind, tuple(tensors[name].shape)) for name, kind in kinds.items()}
+    flat = {
+        kind: torch.cat([tensors[name].detach().reshape(-1) for name in kinds if kinds[name] == kind]).cpu()
+        for kind in sorted(set(kinds.values()))
+    }
+    header = json.dumps({"meta": msgspec.to_builtins(meta), "layout": layout}, sort_keys=True)
     try:
-        save_file(ordered, path, metadata={_KEY: json.dumps(msgspec.to_builtins(meta), sort_keys=True)})
+        save_file(flat, path, metadata={_KEY: header})
     except SafetensorError as error:  # what it makes of an OSError
         raise OSError(str(error)) from error
     path.chmod(0o644)  # safetensors leaves it to its owner alone; other roles may run as other users
 
 
 def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], CheckpointMeta]:
-    """Read a checkpoint, all of it or nothing.
+    """Read a checkpoint, all of it or nothing. The tensors share memory: copy what you keep.
 
     Raises:
         ValueError: if the file has another hash, or is no checkpoint of a known format.
@@ -74,13 +90,24 @@ def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], Checkpo
         raise ValueError(f"checkpoint {digest} is damaged: its bytes have digest {actual}")
     try:
         with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        if header is None:
+            text = (file.metadata() or {}).get(_KEY)
+            flat = {kind: file.get_tensor(kind) for kind in file.keys()}  # noqa: SIM118 - it is no dict
+        if text is None:
             raise ValueError(f"blob {digest} is no checkpoint: open the policy from one")
-        meta = msgspec.json.decode(header, type=CheckpointMeta)
+        header = msgspec.json.decode(text, type=_Header)
     except (SafetensorError, msgspec.MsgspecError) as error:
         raise ValueError(f"checkpoint {digest} cannot be read: {error}") from error
-    if meta.format != FORMAT:
-        raise ValueError(f"checkpoint {digest} has format '{meta.format}', but this trainer reads '{FORMAT}'")
-    return tensors, meta
+    if header.meta.format != FORMAT:
+        raise ValueError(f"checkpoint {digest} has format '{header.meta.format}', but this trainer reads '{FORMAT}'")
+    return _split(flat, header.layout), header.meta
+
+
+def _split(flat: dict[str, Tensor], layout: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+    """Name the parts of flat tensors, in the order of their names."""
+    tensors, starts = {}, dict.fromkeys(flat, 0)
+    for name in sorted(layout):
+        kind, shape = layout[name]
+        size = math.prod(shape)
+        tensors[name] = flat[kind][starts[kind] : starts[kind] + size].view(shape)
+        starts[kind] += size
+    return tensors

@@ -38,6 +38,7 @@ class Ops:
             "save_state": self._save,
             "checkpoint": self._save,
             "load_state": self._load,
+            "load_weights": self._load_weights,
         }
 
     def do(self, slot: Slot, item: TrainItem) -> TrainDone:
@@ -74,6 +75,10 @@ class Ops:
             raise refused(ErrorCode.INVALID, str(error)) from error
         return make_done(slot, item)
 
+    def _load_weights(self, slot: Slot, item: TrainItem) -> TrainDone:
+        slot.load_weights(self._blobs.path(item.payload))
+        return make_done(slot, item)
+
 
 def make_done(
     slot: Slot,
@@ -103,4 +108,5 @@ def make_done(
         nbytes=nbytes,
         step=slot.step,
         samples=samples,
+        slot_bytes=slot.nbytes,
     )

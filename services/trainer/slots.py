@@ -37,19 +37,24 @@ class Slot:
     Attributes:
         tenant, policy: whose it is.
         spec: what it was made from.
+        nbytes: memory that it takes.
         applied_seq: last op that was applied.
     """
 
     def __init__(self, opening: OpenSlot, backbone: Backbone) -> None:
-        """Make a fresh slot.
+        """Make a slot: fresh, or without any weights if there is a checkpoint to `load`.
 
         Raises:
-            ValueError: if the spec cannot be built.
+            ValueError: if the spec cannot be built, or asks for hidden states that the backbone has not.
         """
         self.tenant, self.policy, self.spec = opening.tenant, opening.policy, opening.spec
         self.applied_seq = 0
         self._backbone = backbone.digest
-        self._learner = Learner(Policy(opening.spec, backbone.digest, backbone.hidden_size, device=backbone.device))
+        fresh = not opening.checkpoint
+        policy = Policy(opening.spec, backbone.digest, backbone.hidden_size, device=backbone.device, drawn=fresh)
+        backbone.check_layers(policy.layers)
+        self.nbytes = policy.memory_bytes
+        self._learner = Learner(policy)
         # By (seq, is a checkpoint): the answer, and whether the op was skipped.
         self._results: OrderedDict[tuple[int, bool], tuple[TrainDone, bool]] = OrderedDict()
         self._checkpoints = {"": 0}  # the states that this one descends from: digest and op
@@ -124,9 +129,13 @@ class Slot:
         """Add the gradients of a batch; return `loss` and `samples`. The op's number decides what its head draws.
 
         Raises:
-            JoyNexusError: `NON_FINITE`; no gradient was added, and the optimizer step to come is vetoed too.
+            JoyNexusError: `NON_FINITE`; no gradient was added, and the optimizer step to come is vetoed too. `INVALID`
+                if the head refuses the samples.
         """
-        metrics = self._learner.forward_backward(features, batch.state, batch.action, batch.action_mask, draw=seq)
+        try:
+            metrics = self._learner.forward_backward(features, batch.state, batch.action, batch.action_mask, draw=seq)
+        except ValueError as error:
+            raise refused(ErrorCode.INVALID, str(error)) from error
         if metrics["vetoed"]:
             raise refused(
                 ErrorCode.NON_FINITE,
@@ -223,6 +232,17 @@ class Slot:
             )
         self._learner.load(tensors, meta.learner)
         return meta
+
+    def load_weights(self, path: Path) -> None:
+        """Take the tenant's own weights, as if the policy had been created with them; gradients that wait are dropped.
+
+        Raises:
+            JoyNexusError: `BAD_DATA` if they are not usable here; then nothing changed.
+        """
+        try:
+            self._learner.load_weights(path)
+        except ValueError as error:
+            raise refused(ErrorCode.BAD_DATA, str(error)) from error
 
     def resumed(self, opening: OpenSlot) -> None:
         """Take the place in the order of ops that the checkpoint just loaded has."""

@@ -8,7 +8,9 @@ come from `spec.seed`, everything else from `Noise`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ from joynexus.vla.noise import Noise
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 MILLION = 1_000_000
+_drawing: ContextVar[bool] = ContextVar("drawing", default=True)
 
 
 class ActionModule(nn.Module, ABC):
@@ -86,16 +89,35 @@ def convert_config(what: str, values: Mapping[str, object], kind: type[_Config])
         raise ValueError(f"{what} is not valid: {error}; known keys: {known}") from error
 
 
+@contextmanager
+def without_drawing() -> Iterator[None]:
+    """Within the block modules are built without initial values, for those whose weights come from elsewhere."""
+    token = _drawing.set(False)
+    try:
+        yield
+    finally:
+        _drawing.reset(token)
+
+
+class _Linear(nn.Linear):
+    """A linear layer whose values `linear` draws."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: torch would take its global generator."""
+
+
 def linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Linear:
     """Make a linear layer with weights and bias uniform in ±1/sqrt(inputs), as torch does, from a private generator."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())  # draws nothing
+    layer = _Linear(inputs, outputs)
     bound = max(inputs, 1) ** -0.5
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound, generator=random)
-        layer.bias.uniform_(-bound, bound, generator=random)
+    if _drawing.get():
+        with torch.no_grad():
+            layer.weight.uniform_(-bound, bound, generator=random)
+            layer.bias.uniform_(-bound, bound, generator=random)
     return layer
 
 
 def normal(shape: tuple[int, ...], std: float, random: torch.Generator) -> Tensor:
     """Draw initial values of a parameter from a private generator."""
-    return torch.randn(shape, generator=random) * std
+    values = torch.empty(shape)
+    return values.normal_(generator=random) * std if _drawing.get() else values
