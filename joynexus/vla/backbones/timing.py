@@ -13,8 +13,8 @@ from joynexus.vla.busy import BusyClock
 from joynexus.vla.feature import Observation
 
 SIZES = (1, 2, 4, 8, 16)
-BUDGET_S = 2.0
-_ROUNDS = 5
+BUDGET_S = 3.0
+_ROUNDS = 3
 _SIDE = 224  # what most cameras of robots are resized to
 
 

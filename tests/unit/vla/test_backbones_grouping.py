@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def test_an_observation_of_too_many_tokens_is_refused_before_it_is_laid_out(pack
         packed.check(Observation((narrow,), "go"))
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 200), (199, 1), (5, 900), (2000, 31)])
+def test_what_is_let_into_a_group_can_be_run(backbone: Backbone, size: tuple[int, int]) -> None:
+    strange = Observation((np.zeros((*size, 3), dtype=np.uint8),), "\U0001f916 \x00\n")
+    backbone.check(strange)
+    alone = backbone.forward([strange])[0]
+    assert torch.equal(backbone.forward([observation(1), strange])[1].last, alone.last)
+    assert torch.isfinite(alone.last).all()
+
+
 def test_backbones_that_differ_in_any_hard_part_have_different_batch_keys(cache_dir: Path) -> None:
     names = ("tiny-qwen3vl", "tiny-qwen25vl", "tiny-qwen3vl@96", "tiny-qwen3vl@128", "lite", "lite@64")
     keys = [load_backbone(name, cache_dir=cache_dir).batch_key() for name in names]
@@ -112,9 +122,23 @@ def test_equal_backbones_have_equal_batch_keys(cache_dir: Path, packed: Backbone
     assert load_backbone(str(directory), cache_dir=cache_dir).batch_key() == packed.batch_key()
 
 
-def test_a_checkpoint_with_sliding_windows_is_refused(cache_dir: Path, tiny25: Backbone) -> None:
-    import json
+def test_a_flat_config_as_the_hub_has_it_loads_the_same_model(cache_dir: Path, tiny25: Backbone) -> None:
+    directory = _copy(cache_dir, tiny25.name, "flat")
+    config = json.loads((directory / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    for key in ("model_type", "layer_types", "dtype"):
+        text.pop(key, None)
+    config |= text | {"rope_theta": rope["rope_theta"], "torch_dtype": config.pop("dtype")}
+    config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    config["vision_config"]["model_type"] = "qwen2_5_vl"
+    (directory / "config.json").write_text(json.dumps(config))
+    loaded = load_backbone(str(directory), cache_dir=cache_dir)
+    sample = observation(1, views=2)
+    assert torch.equal(loaded.forward([sample])[0].last, tiny25.forward([sample])[0].last)
 
+
+def test_a_checkpoint_with_sliding_windows_is_refused(cache_dir: Path, tiny25: Backbone) -> None:
     directory = _copy(cache_dir, tiny25.name, "sliding")
     config = json.loads((directory / "config.json").read_text())
     config["text_config"] |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
