@@ -39,7 +39,7 @@ from services.master.commands import Send
 if TYPE_CHECKING:
     from benchmarks._simulated import Cluster, Reuse
 
-_MAX_FORWARD_ROWS = 64
+MAX_FORWARD_ROWS = 64
 _FEATURE_KINDS = frozenset({"forward_backward", "train_step"})
 _STEP_KINDS = frozenset({"optim_step", "train_step"})
 
@@ -307,5 +307,5 @@ def _rows(item: TrainItem) -> int:
 def _parts(rows: int) -> Iterator[int]:
     """Cut rows into forwards of the largest allowed size."""
     while rows > 0:
-        yield min(rows, _MAX_FORWARD_ROWS)
-        rows -= _MAX_FORWARD_ROWS
+        yield min(rows, MAX_FORWARD_ROWS)
+        rows -= MAX_FORWARD_ROWS
