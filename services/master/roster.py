@@ -138,8 +138,8 @@ class Roster:
         worker.progress = message.progress
         worker.phase = message.phase
         worker.busy_s = message.busy_s
-        if message.detail:
-            worker.detail = message.detail
+        if message.detail:  # beside what it registered with: its backbone, its verdict on numerics
+            worker.detail = {**worker.register.detail, **message.detail}
         self._outbox.answer(said, BeatAck(cancelled=tuple(worker.cancelled)))
         worker.cancelled = []
 

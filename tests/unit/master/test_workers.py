@@ -192,6 +192,16 @@ def test_beats_are_answered_and_shown(world: World) -> None:
     assert (role.role, role.progress, role.busy_s, role.detail) == ("inference", 7, 1.5, {"device": "cpu"})
 
 
+def test_news_of_a_beat_stand_beside_what_a_worker_registered_with(world: World) -> None:
+    peer = world.new_peer("back")
+    detail = {"numerics": "exact", "features_hits": "0"}
+    world.say(peer, Register(role="trainer", incarnation="i", pid=1, credit={"train": 1}, detail=detail))
+    for hits in ("1", "2"):
+        world.say(peer, Beat(progress=1, phase="working", busy_s=0.0, detail={"features_hits": hits}))
+    (role,) = world.ask(Status(), ClusterStatus).roles
+    assert role.detail == {"numerics": "exact", "features_hits": "2"}
+
+
 def test_status_shows_a_tenant_its_own_work_and_an_operator_everything(world: World) -> None:
     for tenant in ("a", "b"):
         world.create(tenant=tenant)
