@@ -22,7 +22,16 @@ from joynexus.wire import ErrorCode, join
 from joynexus.wire.back import OpenSlot, SlotFailed, TrainDone
 from services.trainer import checkpoint, core
 from services.trainer.slots import Slot, open_slot
-from tests.unit.workers import CHUNK, WRECK, Arrays, Bench, Group, NoiseBackbone, opening, small_dataset, spec
+from tests.unit.workers import (
+    CHUNK,
+    Arrays,
+    Bench,
+    Group,
+    NoiseBackbone,
+    opening,
+    small_dataset,
+    spec,
+)
 
 
 @pytest.fixture
@@ -375,77 +384,6 @@ def test_what_a_killed_trainer_left_in_scratch_goes_after_a_day(bench: Bench) ->
     assert young.exists()
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_of_eight_tenants_exactly_the_one_whose_sample_wrecks_the_backbone_is_refused(bench: Bench, place: int) -> None:
-    names = [f"p{number}" for number in range(8)]
-    group = Group(*(opening(name) for name in names))
-    for number, name in enumerate(names):
-        arrays = Arrays(number, rows=1 + number % 3)
-        if number == place:
-            arrays.instructions[-1] = WRECK
-        group.train(name, 1, arrays).train(name, 2, Arrays(10 + number))
-    answers = bench.run(group)
-    for number, name in enumerate(names):
-        first, second = [answer for answer in answers if answer.policy == name]
-        good = [Arrays(number, rows=1 + number % 3)] * (number != place) + [Arrays(10 + number)]
-        if number == place:
-            assert first.result.error.code == ErrorCode.BAD_DATA
-            assert f"sample {number % 3} makes the backbone fail" in first.result.error.message
-            assert "wrecked" not in first.result.error.message
-        losses = [each.result.metrics["loss"] for each in (first, second) if each.result.error is None]
-        assert losses == plain_loop(spec(), good)
-
-
-def test_who_wrecks_the_forward_pays_for_the_search_and_the_others_as_if_nothing_had_been(bench: Bench) -> None:
-    class Ticks:
-        """Every measurement takes one second."""
-
-        def start(self):
-            return lambda: 1.0
-
-    bench.engine = type(bench.engine)(
-        bench.backbone, None, bench.open_blob, bench.put_blob, scratch=bench.folder / "s", clock=Ticks()
-    )
-    bad = Arrays(1, rows=1)
-    bad.instructions[0] = WRECK
-    group = Group(*(opening(name) for name in "abcd"))
-    for number, name in enumerate("abcd"):
-        group.train(name, 1, bad if name == "b" else Arrays(number, rows=1))
-    answers = {answer.policy: answer for answer in bench.run(group)}
-    assert bench.backbone.groups == [4, 2, 1, 1, 1, 1, 2]  # halves, the bad one twice alone, a plain sample
-    # Opening, reading and private part take a second each, and so does every forward: c and d shared theirs.
-    assert {name: answer.busy_s for name, answer in answers.items()} == {"a": 4.0, "b": 7.0, "c": 3.5, "d": 3.5}
-    assert {answer.page_s for answer in answers.values()} == {1.0}
-    assert bench.backbone.samples_forwarded == sum(answer.backbone_forwards for answer in answers.values()) == 3
-
-
-def test_a_passing_fault_of_the_backbone_is_nobodys_fault_and_costs_nobody(bench: Bench) -> None:
-    for faults in (1, 2):  # in the group, or there and alone
-        bench.fresh()
-        bench.backbone.faults = [RuntimeError("cosmic ray")] * faults
-        group = Group(opening("a"), opening("b")).train("a", 1, Arrays(1, rows=1)).train("b", 1, Arrays(2, rows=1))
-        for number, done in enumerate(bench.done(group), start=1):
-            assert [done.result.metrics["loss"]] == plain_loop(spec(), [Arrays(number, rows=1)])
-
-
-def test_a_sample_that_finds_no_memory_may_be_tried_again_later(bench: Bench) -> None:
-    bench.features = None
-    bench.fresh()
-    bench.backbone.faults = [MemoryError("others have it all")] * 2
-    group = Group(opening("arm")).train("arm", 1, Arrays(1, rows=1))
-    (failed,) = bench.run(group)
-    assert isinstance(failed, SlotFailed)
-    assert failed.error.code == ErrorCode.UNAVAILABLE
-    assert "others" not in failed.error.message
-    assert [done.result.metrics["loss"] for done in bench.done(group)] == plain_loop(spec(), [Arrays(1, rows=1)])
-
-
-def test_a_backbone_that_does_not_even_take_a_plain_sample_ends_the_process(bench: Bench) -> None:
-    bench.backbone.faults = [RuntimeError("torn weights")] * 9
-    with pytest.raises(RuntimeError, match="torn weights"):
-        bench.run(Group(opening("arm")).train("arm", 1, Arrays(1)))
-
-
 def test_a_fault_in_one_private_part_takes_nobody_else_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.done(Group(opening("bad"), opening("good")).train("bad", 1, Arrays(1)).train("good", 1, Arrays(1)))
 
@@ -557,3 +495,32 @@ def test_busy_time_is_shared_by_rows(bench: Bench) -> None:
     a, b = bench.done(group)
     # opening, reading and private part a second each, and the rows' share of the one forward
     assert (a.busy_s, b.busy_s) == (3.25, 3.75)
+
+
+# Own weights
+
+
+def test_own_weights_take_the_place_of_the_first_ones_and_the_optimizer_starts_anew(bench: Bench) -> None:
+    published = bench.done(
+        Group(opening("theirs", spec(seed=5))).train("theirs", 1, Arrays(1)).op("theirs", 2, "publish", version=1)
+    )[1]
+    group = Group(opening("mine")).train("mine", 1, Arrays(9)).train("mine", 2, Arrays(9), "forward_backward")
+    group.op("mine", 3, "load_weights", payload=published.result.digest).op("mine", 4, "publish", version=1)
+    *_, loaded, mine = bench.done(group.train("mine", 5, Arrays(2)))[1:4]
+    assert loaded.step == 0
+    weights = [read_version(bench.blobs.path(done.result.digest)).policy.module for done in (published, mine)]
+    for theirs, ours in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
+        assert torch.equal(theirs, ours)
+
+
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(bench: Bench) -> None:
+    narrow = msgspec.structs.replace(spec(), head_config={"width": 8, "hidden": 32})
+    other = bench.done(Group(opening("other", narrow)).op("other", 1, "publish", version=1))[0].result.digest
+    group = Group(opening("arm")).train("arm", 1, Arrays(1))
+    group.op("arm", 2, "load_weights", payload=other)
+    group.op("arm", 3, "load_weights", payload=bench.blobs.put_bytes(b"no tensors")).train("arm", 4, Arrays(2))
+    first, *refused, last = bench.run(group)
+    for answer in refused:
+        assert isinstance(answer, TrainDone)
+        assert answer.result.error.code == ErrorCode.BAD_DATA
+    assert [each.result.metrics["loss"] for each in (first, last)] == plain_loop(spec(), [Arrays(1), Arrays(2)])
