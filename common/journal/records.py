@@ -166,6 +166,7 @@ class JobRecord(Base, frozen=True, kw_only=True):
         manifest, feature_scope: data set, once resolved.
         first_seq: training: seq of the job's first op, once it drives the policy; 0 before.
         initial: training: its first op publishes the untrained policy, as `initial_version`.
+        resumed: training: steps that were done when it was resumed last; vetoes before do not count.
     """
 
     tenant: str
@@ -182,8 +183,10 @@ class JobRecord(Base, frozen=True, kw_only=True):
     first_seq: int = 0
     initial: bool = False
     initial_version: int = 0
+    resumed: int = 0
     error: Failure | None = None
     action_error: ActionError | None = None
+    gone: bool = False
 
 
 class PageRecord(Base, frozen=True, kw_only=True):
@@ -192,10 +195,11 @@ class PageRecord(Base, frozen=True, kw_only=True):
     tenant: str
     job: str
     page: int
-    episodes: tuple[EpisodeResult, ...]
+    episodes: tuple[EpisodeResult, ...] = ()
     contract_digest: str = ""
     software: dict[str, str] = {}
     videos: tuple[tuple[str, int], ...] = ()
+    gone: bool = False
 
 
 class CurveRecord(Base, frozen=True, kw_only=True):
@@ -210,9 +214,10 @@ class CurveRecord(Base, frozen=True, kw_only=True):
     tenant: str
     job: str
     first: int
-    losses: bytes
-    samples: int
-    backbone_forwards: int
+    losses: bytes = b""
+    samples: int = 0
+    backbone_forwards: int = 0
+    gone: bool = False
 
 
 class DatasetRecord(Base, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from common.journal.records import JobRecord, PageRecord
+from common.journal.records import JobRecord, PageRecord, Record
 from joynexus.contract import first_difference
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
 from joynexus.wire import ErrorCode, failure
@@ -42,6 +42,14 @@ class EvaluationJob(Job):
     def restore_page(self, record: PageRecord) -> None:
         """Take a page back from the journal."""
         self._keep(record)
+
+    def forget(self) -> list[Record]:
+        """Give up its pages and their videos."""
+        pages = [PageRecord(tenant=self.tenant, job=self.id, page=page, gone=True) for page in self._pages]
+        for record in self._pages.values():
+            for digest, _ in record.videos:
+                self.tools.holdings.release(self.tenant, digest)
+        return [*super().forget(), *pages]
 
     def _step(self) -> None:
         if len(self._pages) == self._plan.pages:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from common.journal.records import DatasetRecord, JobRecord
+from common.journal.records import DatasetRecord, JobRecord, Record
 from joynexus.wire import ErrorCode, Failure, JoyNexusError
 from joynexus.wire.front import JobInfo
 from services.master.acting import Acting
@@ -34,6 +34,7 @@ class Tools(msgspec.Struct, frozen=True):
 
     Attributes:
         wait: have a job advanced when something about this key happens.
+        ended: note that a job has ended.
         freed: tell those who wait for a policy that its job has let go of it.
     """
 
@@ -49,6 +50,7 @@ class Tools(msgspec.Struct, frozen=True):
     env: EnvQueue
     meter: Meter
     wait: Callable[[Job, tuple[str, ...]], None]
+    ended: Callable[[Job], None]
     freed: Callable[[Policy], None]
 
 
@@ -81,9 +83,14 @@ class Job(ABC):
         """Nothing more will happen."""
         return self.record.state in ENDED
 
+    @property
+    def parked(self) -> bool:
+        """Nothing more will happen until somebody resumes it."""
+        return self.record.state == "parked"
+
     def advance(self) -> None:
         """Do what is due."""
-        if self.ended or self._advancing:
+        if self.ended or self.parked or self._advancing:
             return
         self._advancing = True
         try:
@@ -112,6 +119,20 @@ class Job(ABC):
         if not self.ended:
             self._end("cancelled")
 
+    def resume(self) -> None:
+        """Go on where it was parked.
+
+        Raises:
+            JoyNexusError: `CONFLICT`: it is not parked.
+        """
+        raise refuse(
+            ErrorCode.CONFLICT, f"job '{self.id}' is {self.info(brief=True).state}: only a parked job is resumed"
+        )
+
+    def forget(self) -> list[Record]:
+        """It ended long ago: give up what it still holds, and return the records that are to go."""
+        return [msgspec.structs.replace(self.record, gone=True)]
+
     def info(self, since: int = 0, *, brief: bool = False) -> JobInfo:
         """Describe it.
 
@@ -120,7 +141,7 @@ class Job(ABC):
             brief: leave curve and results out.
         """
         record = self.record
-        waits = "" if self.ended else self.waiting_for or self._missing()
+        waits = "" if self.ended or self.parked else self.waiting_for or self._missing()
         state = "waiting" if waits and record.state == "running" else record.state
         message = f"waits for {waits}" if waits else record.error.message if record.error else ""
         ended = record.ended_s or self.tools.outbox.now
@@ -175,6 +196,7 @@ class Job(ABC):
         outcome = self.record.error.message if self.record.error else ""
         self.tools.outbox.log("info", "job_ended", tenant=self.tenant, job=self.id, state=state, reason=outcome)
         self._release()
+        self.tools.ended(self)
 
 
 def dataset_key(tenant: str, name: str) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """All jobs: submitted once, whatever is repeated; found by their tenant alone; woken when they may go on.
 
-In: `SubmitJob`, `GetJob`, `CancelJob`, `ListJobs`, and what happens to policies, data sets and versions. Out:
-`JobInfo`. Never: a job that is not durable acknowledged, or a scan over jobs to find whom an event concerns.
+In: `SubmitJob`, `GetJob`, `CancelJob`, `ResumeJob`, `ListJobs`, and what happens to policies, data sets and versions.
+Out: `JobInfo`. Never: a job that is not durable acknowledged, or a scan over jobs to find whom an event concerns.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftSpec
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, SubmitJob
+from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
 from services.master.checks import check_job
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
@@ -40,16 +40,19 @@ class Jobs:
     """The registry of jobs.
 
     Args:
-        make_tools: gives the parts of the core, once it knows how jobs wait.
+        make_tools: gives the parts of the core, once it knows how jobs wait and whom to tell that one has ended.
     """
 
-    def __init__(self, make_tools: Callable[[Callable[[Job, tuple[str, ...]], None]], Tools]) -> None:
-        self._tools = make_tools(self._wait)
+    def __init__(
+        self, make_tools: Callable[[Callable[[Job, tuple[str, ...]], None], Callable[[Job], None]], Tools]
+    ) -> None:
+        self._tools = make_tools(self._wait, self._note_ended)
         self._outbox = self._tools.outbox
         self._jobs: defaultdict[str, dict[str, Job]] = defaultdict(dict)
         self._by_key: dict[tuple[str, str], Job] = {}
         self._unsaved: dict[tuple[str, str], list[FrontMessage]] = {}  # (tenant, key) -> who asked
         self._numbers: defaultdict[str, int] = defaultdict(int)
+        self._ended: defaultdict[str, deque[Job]] = defaultdict(deque)  # by tenant, the one that ended first in front
         self._waiting: defaultdict[tuple[str, ...], dict[str, Job]] = defaultdict(dict)
 
     # Requests
@@ -96,6 +99,12 @@ class Jobs:
         # Once more, to learn when it is durable: a cancelled job must not be back after a restart.
         self._outbox.save([job.record], lambda: self._outbox.answer(asked, job.info()))
 
+    def on_resume(self, asked: FrontMessage, message: ResumeJob) -> None:
+        """Have a parked job go on."""
+        job = self._get(asked.tenant, message.job)
+        job.resume()
+        self._outbox.save([job.record], lambda: self._outbox.answer(asked, job.info()))
+
     def on_list(self, asked: FrontMessage, message: ListJobs) -> None:
         """Describe the tenant's newest jobs."""
         jobs = sorted(self._jobs.get(asked.tenant, {}).values(), key=lambda job: -job.record.number)
@@ -114,6 +123,12 @@ class Jobs:
         return sum(not job.ended for jobs in of for job in jobs.values())
 
     # What happens
+
+    def op_arrived(self, policy: Policy, op: Op) -> None:
+        """An op's outcome is known; it may mean that those behind it must not be done."""
+        job = self._jobs.get(policy.tenant, {}).get(op.record.job) if op.record.job else None
+        if isinstance(job, TrainingJob):
+            job.op_arrived(policy, op)
 
     def op_finished(self, policy: Policy, op: Op) -> None:
         """An op's outcome is durable."""
@@ -180,6 +195,9 @@ class Jobs:
         for job in jobs:
             if isinstance(job, TrainingJob):
                 job.restore_ops()
+        for job in sorted(jobs, key=lambda job: job.record.ended_s):
+            if job.ended:
+                self._note_ended(job)
         for job in sorted(jobs, key=lambda job: job.record.accepted_s):
             job.advance()
 
@@ -197,7 +215,7 @@ class Jobs:
         if isinstance(spec, SftSpec):
             self._check_dataset(tenant, spec.dataset)
             policy = tools.policies.find(tenant, spec.policy)
-            if policy is not None:
+            if policy is not None and not policy.never_opened:
                 check_recipe(policy, spec)
             else:
                 tools.policies.check_module(spec.create.backbone, spec.create.head)
@@ -232,6 +250,16 @@ class Jobs:
         if job is None:
             raise not_found("job", name)
         return job
+
+    def _note_ended(self, job: Job) -> None:
+        """Forget the jobs that ended longest ago, if the tenant has too many."""
+        ended = self._ended[job.tenant]
+        ended.append(job)
+        while len(ended) > self._tools.config.kept_jobs:
+            oldest = ended.popleft()
+            del self._jobs[oldest.tenant][oldest.id]
+            self._by_key.pop((oldest.tenant, oldest.record.key), None)
+            self._outbox.save(oldest.forget())
 
     def _wait(self, job: Job, key: tuple[str, ...]) -> None:
         self._waiting[key][f"{job.tenant}/{job.id}"] = job

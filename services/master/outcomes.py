@@ -26,6 +26,7 @@ class Outcomes:
     """Makes outcomes durable and tells those who wait.
 
     Attributes:
+        arrived: called when an op's outcome is known, but not durable yet.
         finished: called when an op's outcome is durable and was told.
         published: called when a new version is durable.
         covering: asked, when a checkpoint is about to cover ops up to a seq, for records to be written with it.
@@ -40,6 +41,7 @@ class Outcomes:
         self._policies = policies
         self._holdings = holdings
         self._meter = meter
+        self.arrived: Callable[[Policy, Op], None] = lambda policy, op: None
         self.finished: Callable[[Policy, Op], None] = lambda policy, op: None
         self.published: Callable[[Policy, VersionRecord], None] = lambda policy, version: None
         self.covering: Callable[[Policy, int], Sequence[Record]] = lambda policy, seq: ()
@@ -145,6 +147,7 @@ class Outcomes:
         op.move(OpState.APPLIED, "error" if outcome.result.error else "done")
         policy.note_applied()
         self._outbox.save(op.unsaved, lambda: self._finish(policy, op))
+        self.arrived(policy, op)
 
     def _finish(self, policy: Policy, op: Op) -> None:
         """An op's outcome is durable (or was already): tell it."""

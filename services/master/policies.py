@@ -67,10 +67,8 @@ class Policy:
     def __init__(self, record: PolicyRecord) -> None:
         self.tenant = record.tenant
         self.name = record.policy
-        self.spec: PolicySpec = record.spec
         self.key: PolicyKey = (record.tenant, record.policy)
-        self.contract_digest = record.spec.contract.digest()
-        self.spec_nbytes = len(msgspec.msgpack.encode(record.spec))
+        self.take(record.spec)
         self.ops: dict[int, Op] = {}
         self.next_seq = 1
         self.seen_seq = 0
@@ -92,6 +90,22 @@ class Policy:
         self.checkpoint_every = 0
         self.home = ""
         self.resident = False
+
+    def take(self, spec: PolicySpec) -> None:
+        """Have this spec from now on."""
+        self.spec = spec
+        self.contract_digest = spec.contract.digest()
+        self.spec_nbytes = len(msgspec.msgpack.encode(spec))
+
+    @property
+    def never_opened(self) -> bool:
+        """It was to be trained, and no trainer could build it: nothing would be lost with its spec."""
+        return (
+            self.checkpoint is None
+            and 0 < self.applied == self.next_seq - 1
+            and not self.driver
+            and all(op.done is not None and op.done.skipped for op in self.ops.values())
+        )
 
     @property
     def covered(self) -> int:
@@ -213,7 +227,7 @@ class Policies:
     # For other parts
 
     def create(self, tenant: str, name: str, spec: PolicySpec, then: Callable[[Policy | str], None]) -> None:
-        """Create a policy, or find that it exists with the same spec.
+        """Create a policy, or find that it exists with the same spec; one that no trainer could build gets another.
 
         Args:
             then: called with the policy once it is durable, or with the reason if it could not be written down.
@@ -226,13 +240,15 @@ class Policies:
         creating = self._creating.get((tenant, name))
         if known is not None or creating is not None:
             existing = known.spec if known else creating[0] if creating else spec
-            if existing != spec:
+            anew = known is not None and creating is None and known.never_opened
+            if existing != spec and not anew:
                 raise spec_conflict(name, existing, spec)
-            if known:
-                then(known)
-            elif creating:
-                creating[1].append(then)
-            return
+            if existing == spec:
+                if known:
+                    then(known)
+                elif creating:
+                    creating[1].append(then)
+                return
         check_policy(spec)
         self._check_number(tenant)
         self.check_module(spec.backbone, spec.head)
@@ -242,7 +258,8 @@ class Policies:
 
         def saved() -> None:
             del self._creating[tenant, name]
-            policy = self._add(record)
+            policy = self._add(record) if known is None else known
+            policy.take(spec)
             for call in waiting:
                 call(policy)
 

@@ -7,20 +7,19 @@ it is.
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Sequence
 
 import msgspec
 
-from common.journal.records import CurveRecord, DatasetRecord, JobRecord, OpRecord
+from common.journal.records import CurveRecord, DatasetRecord, JobRecord, OpRecord, Record
 from joynexus.contract import first_difference
 from joynexus.specs import PolicySpec, SftPolicy, SftSpec
-from joynexus.wire import ErrorCode, failure
+from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import IndicesDrawn, SampleIndices
 from joynexus.wire.front import JobInfo
 from services.master.catalog import contract_of
 from services.master.checks import recipe_difference
+from services.master.curve import Curve, is_point
 from services.master.intake import feature_scope
 from services.master.job import Job, Tools, mismatch, policy_key
 from services.master.metering import NO_POLICY
@@ -30,6 +29,8 @@ from services.master.plan import TrainingPlan, compile_training
 from services.master.policies import Policy
 from services.master.tasks import SAMPLER, EnvAnswer, Task
 
+_LEAVES_A_HOLE = frozenset({ErrorCode.NON_FINITE, ErrorCode.POISON, ErrorCode.CONFLICT})
+"""A step that was vetoed, set aside or given up changes nothing, and is a hole in the curve."""
 _CURVE_POINTS = 50_000
 """Points of the curve in one answer; whoever wants more asks again with `since`."""
 
@@ -44,55 +45,62 @@ class TrainingJob(Job):
         if not isinstance(record.spec, SftSpec):
             raise TypeError(f"job {record.job} is no training job")
         self.spec = record.spec
-        self._losses = array("d")
-        self._folded = 0  # steps that curve records have
-        self._samples = 0
-        self._forwards = 0
-        self._vetoes = 0
+        self._curve = Curve(record.tenant, record.job)
+        self._vetoes = 0  # steps in a row, up to the last whose outcome is known
         self._busy = False  # something is on its way to the journal that it has to wait for
         self._pages: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._drawing: dict[int, Task] = {}
 
     # What happens to it
 
+    def op_arrived(self, policy: Policy, op: Op) -> None:
+        """The outcome of one of its ops is known: park the job before any of those behind it counts, if need be."""
+        error = op.done.result.error if op.done else None
+        if self.ended or self.parked or op.record.kind != "train_step":
+            return
+        vetoed = error is not None and error.code is ErrorCode.NON_FINITE
+        self._vetoes = self._vetoes + 1 if vetoed else 0
+        if error is not None and (self._vetoes >= self.tools.config.vetoes or error.code is ErrorCode.POISON):
+            self._park(policy, error)
+
     def op_finished(self, policy: Policy, op: Op) -> None:
         """One of its ops is done, and that is durable."""
         self._note(policy, op)
         error = op.done.result.error if op.done else None
-        if error is None:
-            self._vetoes = 0
-        elif error.code is ErrorCode.NON_FINITE and op.record.kind == "train_step":
-            self._vetoes += 1
-            if self._vetoes >= self.tools.config.vetoes:
-                times = f"{self._vetoes} steps in a row were vetoed, so the job stops: lower the learning rate"
-                self.fail(failure(error.code, f"{error.message} ({times})"))
-        else:
+        if error is not None and not (op.record.kind == "train_step" and error.code in _LEAVES_A_HOLE):
             self.fail(error)
         self.advance()
 
+    def resume(self) -> None:
+        """Go on where it was parked, as if no step had been vetoed."""
+        if not self.parked:
+            super().resume()
+        policy = self.tools.policies.get(self.tenant, self.spec.policy)
+        self._vetoes = 0
+        self.change(state="running", error=None, resumed=policy.applied + 1 - self._seq(0))
+        self.tools.outbox.log("info", "job_resumed", tenant=self.tenant, job=self.id)
+        self.tools.training.release(policy)
+        self.advance()
+
+    def cancel(self) -> None:
+        """End because the tenant wants it; ops that were held back are never done."""
+        policy = self.tools.policies.find(self.tenant, self.spec.policy)
+        if self.parked and policy is not None:
+            sentence = f"job '{self.id}' was cancelled before this op was done"
+            self.tools.training.abandon(policy, failure(ErrorCode.CONFLICT, sentence))
+        super().cancel()
+
+    def forget(self) -> list[Record]:
+        """Give up its curve."""
+        return [*super().forget(), *self._curve.forget()]
+
     def fold(self, ops: Sequence[Op]) -> CurveRecord | None:
         """A checkpoint is about to cover these of its ops: give the part of the curve that is not written down yet."""
-        steps = [op for op in ops if op.record.kind == "train_step" and op.record.seq >= self._seq(self._folded)]
-        outcomes = [op.done for op in steps if op.done is not None]
-        if not outcomes:
-            return None
-        record = CurveRecord(
-            tenant=self.tenant,
-            job=self.id,
-            first=self._folded,
-            losses=array("d", [_loss(op) for op in steps]).tobytes(),
-            samples=sum(done.samples for done in outcomes),
-            backbone_forwards=sum(done.backbone_forwards for done in outcomes),
-        )
-        self._folded += len(steps)
-        return record
+        return self._curve.fold([op for op in ops if is_point(op) and op.record.seq >= self._seq(self._curve.folded)])
 
     def restore_curve(self, record: CurveRecord) -> None:
         """Take a part of the curve back; they come in order."""
-        self._losses.frombytes(record.losses)
-        self._folded = len(self._losses)
-        self._samples += record.samples
-        self._forwards += record.backbone_forwards
+        self._curve.restore(record)
 
     def restore_ops(self) -> None:
         """Take back what the ops above the checkpoint say; the policy is restored."""
@@ -106,6 +114,13 @@ class TrainingJob(Job):
             op = policy.ops[seq]
             if op.record.job == self.id:
                 self._note(policy, op)
+        if self.ended:
+            return
+        self._vetoes = self._curve.holes(self.record.resumed)
+        if self.parked:
+            self.tools.training.hold(policy)
+        elif self._vetoes >= self.tools.config.vetoes:  # it was about to be parked when the master went down
+            self._park(policy, failure(ErrorCode.NON_FINITE, "the loss or a gradient was not finite"))
 
     # What it does
 
@@ -123,7 +138,7 @@ class TrainingJob(Job):
             return
         if policy.covered < last:
             self.tools.training.want_checkpoint(policy)
-        elif len(self._losses) == plan.steps and (self.record.version or not plan.final):
+        elif len(self._curve) == plan.steps and (self.record.version or not plan.final):
             self._conclude(policy)
 
     def _start(self) -> None:
@@ -138,7 +153,7 @@ class TrainingJob(Job):
                 f"episodes: hold out at most {found.episodes - 1}",
             )
         policy = self.tools.policies.find(self.tenant, spec.policy)
-        if policy is None:
+        if policy is None or (policy.never_opened and recipe_difference(policy.spec, spec.create) is not None):
             self._create(found)
             return
         check_recipe(policy, spec)
@@ -224,6 +239,14 @@ class TrainingJob(Job):
         if records:
             self.tools.intake.accept_of_job(policy, records, lambda: self._go_on(failed=True))
 
+    def _park(self, policy: Policy, error: Failure) -> None:
+        """Stop with the lease kept, until the tenant has looked; ops that were accepted already are held back."""
+        self.tools.training.hold(policy)
+        why = f"{self._vetoes} steps in a row were vetoed" if self._vetoes else "a step was set aside"
+        sentence = f"{error.message} ({why}, so the job is parked: resume it to go on behind them, or cancel it)"
+        self.change(state="parked", error=failure(error.code, sentence))
+        self.tools.outbox.log("warning", "job_parked", tenant=self.tenant, job=self.id, reason=error.message)
+
     def _conclude(self, policy: Policy) -> None:
         """Everything is trained and covered: see the version into service."""
         number = self.record.version
@@ -301,12 +324,10 @@ class TrainingJob(Job):
 
     def _note(self, policy: Policy, op: Op) -> None:
         """An outcome is durable: continue the curve with it and what follows, note a version."""
-        while (step := policy.ops.get(self._seq(len(self._losses)))) is not None and step.record.kind == "train_step":
-            if step.done is None or step.state is OpState.APPLIED or step.record.job != self.id:
+        while (step := policy.ops.get(self._seq(len(self._curve)))) is not None and step.record.kind == "train_step":
+            if step.state is OpState.APPLIED or step.record.job != self.id or not is_point(step):
                 break
-            self._losses.append(_loss(step))
-            self._samples += step.done.samples
-            self._forwards += step.done.backbone_forwards
+            self._curve.add(step)
         if op.record.kind == "publish" and op.done is not None and op.done.result.error is None:
             initial = self.record.initial and op.record.seq == self.record.first_seq
             field = "initial_version" if initial else "version"
@@ -351,14 +372,14 @@ class TrainingJob(Job):
 
     def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
         since = max(0, since)
-        losses = () if brief else tuple(self._losses[since : since + _CURVE_POINTS])
+        losses = () if brief else tuple(self._curve.losses[since : since + _CURVE_POINTS])
         return msgspec.structs.replace(
             basic,
-            done=len(self._losses),
+            done=len(self._curve),
             total=self.spec.steps,
             losses=losses,
-            samples=self._samples,
-            backbone_forwards=self._forwards,
+            samples=self._curve.samples,
+            backbone_forwards=self._curve.forwards,
         )
 
 
@@ -370,7 +391,3 @@ def check_recipe(policy: Policy, spec: SftSpec) -> None:
             ErrorCode.CONFLICT,
             f"policy '{policy.name}' exists with another recipe: {difference}; use another name, or leave 'create' out",
         )
-
-
-def _loss(op: Op) -> float:
-    return op.done.result.metrics.get("loss", math.nan) if op.done else math.nan
