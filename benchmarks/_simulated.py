@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -22,9 +22,9 @@ from common.journal.records import OpRecord
 from joynexus.contract import Camera, Contract
 from joynexus.datasets import DatasetManifest, EpisodeEntry
 from joynexus.wire import Buffer, ErrorCode, Failure, Header, Message, kind_of
-from joynexus.wire.back import TrainDone
+from joynexus.wire.back import PredictGroup, TrainGroup
 from joynexus.wire.front import Accepted, GetUsage, UsageReport
-from services.master.commands import Persist, Send
+from services.master.commands import Command, Persist, Send
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
 from services.master.events import BackMessage, Door, Event, FrontMessage, Peer, Persisted, Tick
@@ -35,6 +35,9 @@ Reuse = Literal["none", "datasets", "everything"]
 BACKBONE = "vla-4b"
 CONTRACT = Contract(robot="arm", cameras=(Camera(name="front", height=224, width=224),), state_dim=8, action_dim=7)
 MANIFEST = "m" * 64
+
+FORMS_A_GROUP = "forms a group"
+"""Kind of decision: any event upon which a group leaves for a device."""
 
 _FAR_S = 1e9
 CONFIG = CoreConfig(
@@ -124,7 +127,7 @@ class Cluster:
         took = time.thread_time() - started
         self.handled += 1
         self.handle_s += took
-        self.decisions.append((_kind(event), took))
+        self.decisions.append((_kind(event, commands), took))
         for command in commands:
             match command:
                 case Send():
@@ -262,12 +265,11 @@ def _manifest(steps: int, episode: int = 125) -> DatasetManifest:
     )
 
 
-def _kind(event: Event) -> str:
-    if not isinstance(event, FrontMessage | BackMessage):
-        return type(event).__name__
-    if isinstance(event.message, TrainDone) and event.message.last:
-        return "train_done, last of its group"
-    return event.header.kind
+def _kind(event: Event, commands: Sequence[Command]) -> str:
+    for command in commands:
+        if isinstance(command, Send) and isinstance(command.message, TrainGroup | PredictGroup):
+            return FORMS_A_GROUP
+    return event.header.kind if isinstance(event, FrontMessage | BackMessage) else type(event).__name__
 
 
 def _call(actor: Callable[[Send], None], send: Send) -> Callable[[], None]:

@@ -7,7 +7,7 @@ tenant's ping and a worker's beat. Never: an empty queue where a full one is sta
     python -m benchmarks.queues [--quick]
 
 Targets: a decision takes at most 1 ms at 10,000 queued pieces and grows no faster than log n; heartbeats have a p50 of
-at most 2 ms with 2,048 waiting clients. A `predict_done` answers up to 32 requests and forms the next group of 32.
+at most 2 ms with 2,048 waiting clients. (A `predict_done` answers up to 32 requests.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from benchmarks import _report, _times
-from benchmarks._simulated import Client, Cluster
+from benchmarks._simulated import FORMS_A_GROUP, Client, Cluster
 from benchmarks._simulation import Future, Simulation
 from benchmarks._tenants import Loop, act_request
 from benchmarks._waiting import heartbeats
@@ -31,12 +31,18 @@ BEAT_MS = 2.0
 AT = 10_000
 _GROUPS = 150
 _TENANTS = 1000
-_KINDS = {"training": ("train_done, last of its group", "optim_step"), "inference": ("predict_done", "act")}
-"""What decides: work was done (the next group is formed), and work arrived."""
+_KINDS = {
+    "training": (FORMS_A_GROUP, "optim_step", "train_done"),
+    "inference": (FORMS_A_GROUP, "act", "predict_done"),
+}
+"""What decides: a group is formed (of up to 16 ops or 32 requests), work arrives, work was done."""
 
 
-def filled(queue: Queue, length: int) -> Cluster:
-    """Return a cluster in which so many pieces wait, and go on waiting: whoever is answered asks again."""
+def filled(queue: Queue, length: int) -> tuple[Cluster, list[Client]]:
+    """Return a cluster in which so many pieces wait, and go on waiting: whoever is answered asks again.
+
+    Also returned is a connection of each tenant.
+    """
     config = msgspec.structs.replace(
         CONFIGURATION, max_waiting_acts=2 * length, max_inflight_ops=2 * length, uncheckpointed_ops=10 * length
     )
@@ -57,12 +63,12 @@ def filled(queue: Queue, length: int) -> Cluster:
             again(lambda client=client: client.ask(*act_request(1)))
     arrived = cluster.simulation.now + 1.0
     cluster.simulation.run(lambda: cluster.simulation.now > arrived)
-    return cluster
+    return cluster, [loop.value.client for loop in loops]
 
 
 def decisions(queue: Queue, length: int) -> list[_report.Row]:
     """Time the events that decide while so many pieces wait."""
-    cluster = filled(queue, length)
+    cluster, _ = filled(queue, length)
     device = cluster.trainers[0] if queue == "training" else cluster.inference[0]
     gc.collect()
     gc.freeze()  # as the master's shell does
