@@ -49,7 +49,7 @@ class BlobStore:
             BlobStoreFullError: if the disk is full.
         """
         digest = blake3.blake3(data).hexdigest()
-        if not self.has(digest):
+        if not self.touch(digest):
             with self.new_file() as temporary:
                 with temporary.open("wb") as file:
                     file.write(data)
@@ -70,7 +70,7 @@ class BlobStore:
             BlobStoreFullError: if the disk is full.
         """
         digest, nbytes = digest_file(path), path.stat().st_size
-        if not self.has(digest):
+        if not self.touch(digest):
             with self.new_file() as temporary:
                 if move:
                     shutil.move(path, temporary)
@@ -84,6 +84,14 @@ class BlobStore:
     def has(self, digest: str) -> bool:
         """Return whether the complete blob is here."""
         return self._place(digest).is_file()
+
+    def touch(self, digest: str) -> bool:
+        """Note that somebody needs this blob now, and return whether it is here: `delete` leaves it for a while."""
+        try:
+            os.utime(self._place(digest))
+        except FileNotFoundError:
+            return False
+        return True
 
     def path(self, digest: str) -> Path:
         """Return the blob's file, to be read only.
@@ -106,13 +114,27 @@ class BlobStore:
             file.seek(offset)
             return file.read(length)
 
-    def delete(self, digest: str) -> bool:
-        """Remove a blob; return whether it was there."""
+    def delete(self, digest: str, *, untouched_s: float = 0.0) -> bool:
+        """Remove a blob that nobody stored or touched for so long; return whether that was done."""
+        place = self._place(digest)
+        doomed = self._partial / f"gone-{uuid.uuid4().hex}"
         try:
-            self._place(digest).unlink()
+            # Away first: whoever stores it from now on writes it anew, and whoever touched it before is seen below.
+            place.rename(doomed)
         except FileNotFoundError:
             return False
+        if untouched_s and doomed.stat().st_mtime > time.time() - untouched_s:
+            doomed.replace(place)
+            return False
+        doomed.unlink()
         return True
+
+    def untouched(self, first: str, older_than_s: float) -> list[str]:
+        """Return the blobs whose digests begin with two hex digits, and that nobody stored or touched for so long."""
+        folder, limit = self._root / first, time.time() - older_than_s
+        if not folder.is_dir():
+            return []
+        return [path.name for path in folder.iterdir() if _DIGEST.fullmatch(path.name) and path.stat().st_mtime < limit]
 
     @contextmanager
     def new_file(self) -> Iterator[Path]:
@@ -141,7 +163,7 @@ class BlobStore:
         """
         if nbytes < 0:
             raise ValueError(f"a blob of {nbytes} bytes cannot be uploaded: the length must be 0 or more")
-        if self.has(digest):
+        if self.touch(digest):
             return nbytes
         upload = self._upload(digest)
         there = upload.stat().st_size if upload.exists() else 0

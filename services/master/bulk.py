@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,10 @@ class Rights(Protocol):
         """Say why a tenant may not upload so much; None if it may."""
         ...
 
+    def unreferenced(self, digests: Iterable[str]) -> list[str]:
+        """Return those of these blobs to which nothing refers."""
+        ...
+
 
 Question = Callable[[Rights], None]
 
@@ -64,6 +68,11 @@ class _Begun(msgspec.Struct):
 ABANDONED_S = 86_400.0
 """Unfinished uploads are removed after this."""
 SWEEP_S = 3600.0
+FOLDERS = 256
+"""The store is looked through folder by folder, all of it in the time between two sweeps."""
+LINGER_S = 60.0
+"""A blob to which nothing refers any more is deleted after this, unless somebody stores an equal one meanwhile: between
+a worker that finds it there and the report that refers to it lies less."""
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Largest chunk that may be asked for."""
@@ -104,6 +113,7 @@ class BulkService:
         self._begun: dict[tuple[str, str], _Begun] = {}  # by tenant and digest
         self._arriving: Counter[str] = Counter()  # stored for a tenant, and not yet known to the core
         self._ids = itertools.count(1)
+        self._doomed: deque[tuple[float, tuple[str, ...]]] = deque()  # when to delete what
         self._jobs: deque[Job] = deque()
         self._wakeup = Wakeup()
         self._stopping = False
@@ -137,14 +147,8 @@ class BulkService:
         self._do(take)
 
     def delete(self, digests: tuple[str, ...]) -> None:
-        """Delete blobs that nobody refers to; one that is just arriving again stays."""
-
-        def delete() -> None:
-            for digest in digests:
-                if digest not in self._arriving:
-                    self._store.delete(digest)
-
-        self._do(delete)
+        """Delete blobs that nobody refers to, a while later; one that is referred to again by then stays."""
+        self._do(lambda: self._doomed.append((time.monotonic() + LINGER_S, digests)))
 
     def _do(self, job: Job) -> None:
         self._jobs.append(job)
@@ -164,11 +168,16 @@ class BulkService:
         poller.register(self._wakeup, zmq.POLLIN)
         for socket in self._sockets.values():
             poller.register(socket, zmq.POLLIN)
-        sweep_at = 0.0
+        sweep_at, folder, folder_at = 0.0, 0, 0.0
         while not self._stopping:
             if time.monotonic() >= sweep_at:
                 self._sweep()
                 sweep_at = time.monotonic() + SWEEP_S
+            if time.monotonic() >= folder_at:
+                self._remove(self._store.untouched(f"{folder:02x}", ABANDONED_S), ABANDONED_S)
+                folder, folder_at = (folder + 1) % FOLDERS, time.monotonic() + SWEEP_S / FOLDERS
+            while self._doomed and self._doomed[0][0] <= time.monotonic():
+                self._remove(self._doomed.popleft()[1], LINGER_S)
             if self._wakeup.fileno() in dict(poller.poll(1000)):
                 self._wakeup.clear()
             while self._jobs:
@@ -178,6 +187,21 @@ class BulkService:
                     self._take(peer, frames, key)
         for socket in self._sockets.values():
             socket.close()
+
+    def _remove(self, digests: Sequence[str], untouched_s: float) -> None:
+        """Remove those of these blobs to which nothing refers, and that nobody stored or touched for so long."""
+
+        def question(rights: Rights) -> None:
+            unreferenced = rights.unreferenced(digests)
+            self._do(lambda: go_on(unreferenced))
+
+        def go_on(unreferenced: list[str]) -> None:
+            for digest in unreferenced:
+                if digest not in self._arriving and self._store.delete(digest, untouched_s=untouched_s):
+                    self.counts["removed"] += 1
+
+        if digests:
+            self._ask(question)
 
     def _sweep(self) -> None:
         """Remove uploads that nobody has gone on with for a day, also those from before a restart."""
@@ -259,6 +283,7 @@ class BulkService:
 
     def _complete(self, request: BlobMessage) -> None:
         digest = request.message.digest
+        self._store.touch(digest)
         answer = BlobOffset(digest=digest, offset=self._store.size(digest), complete=True)
         self._send(request.peer, answer, re=request.header.id)
 

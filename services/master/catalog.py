@@ -289,7 +289,8 @@ class Catalog:
             self._holdings.hold(tenant, digest, nbytes)
         if old is not None:
             for digest, _ in _blobs(old):
-                self._holdings.release(tenant, digest)
+                # A set that is being prepared for hours may have found equal episodes, and refer to them at its end.
+                self._holdings.release(tenant, digest, swept=True)
             if self._by_content.get((tenant, old.content)) is old:
                 del self._by_content[tenant, old.content]
         if record.state == "ready":

@@ -7,6 +7,7 @@ last reference is gone. Never: a word to one tenant about another's blobs, even 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from common.journal.records import BlobRecord
 from joynexus.wire import ErrorCode
@@ -68,8 +69,16 @@ class Holdings:
             self._enter(tenant, digest, nbytes)
             self._held[tenant, digest] += 1
 
-    def release(self, tenant: str, digest: str) -> None:
-        """It does not refer to it any more."""
+    def unreferenced(self, digests: Iterable[str]) -> list[str]:
+        """Return those of these blobs to which nothing refers."""
+        return [digest for digest in digests if not self._everybody[digest]]
+
+    def release(self, tenant: str, digest: str, *, swept: bool = False) -> None:
+        """It does not refer to it any more.
+
+        Args:
+            swept: leave the blob to the daily sweep, because something that takes long may be about to refer to it.
+        """
         key = (tenant, digest)
         if not digest or not self._held[key]:
             return
@@ -79,7 +88,7 @@ class Holdings:
             if key in self._uploads:
                 self._use(key, self._config.freed_blob_s)
             else:
-                self._leave(tenant, digest)
+                self._leave(tenant, digest, swept=swept)
 
     def discard_orphan(self, digest: str) -> None:
         """A worker made a blob that is not wanted after all: delete it, unless somebody has an equal one."""
@@ -93,12 +102,13 @@ class Holdings:
             self._stored[tenant] += nbytes
             self._everybody[digest] += 1
 
-    def _leave(self, tenant: str, digest: str) -> None:
+    def _leave(self, tenant: str, digest: str, *, swept: bool = False) -> None:
         self._stored[tenant] -= self._sizes[tenant].pop(digest)
         self._everybody[digest] -= 1
         if not self._everybody[digest]:
             del self._everybody[digest]
-            self._outbox.delete_blobs([digest])
+            if not swept:
+                self._outbox.delete_blobs([digest])
 
     def _use(self, key: tuple[str, str], stay_s: float) -> None:
         self._uploads[key] = used = self._outbox.now

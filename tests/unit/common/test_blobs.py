@@ -203,3 +203,25 @@ def test_sweep_removes_only_stale_uploads(store: BlobStore) -> None:
 def test_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(DATA)
     assert digest_file(tmp_path / "file") == DIGEST
+
+
+def test_a_blob_that_was_stored_again_meanwhile_is_not_deleted(store: BlobStore) -> None:
+    digest = store.put_bytes(b"same")
+    os.utime(store.path(digest), (0, 0))
+    assert store.touch(digest)
+    assert store.delete(digest, untouched_s=60.0) is False
+    assert store.has(digest)
+    os.utime(store.path(digest), (0, 0))
+    store.put_bytes(b"same")
+    assert store.delete(digest, untouched_s=60.0) is False
+    os.utime(store.path(digest), (0, 0))
+    assert store.delete(digest, untouched_s=60.0) is True
+    assert not store.touch(digest)
+
+
+def test_blobs_that_nobody_touched_are_found_by_folder(store: BlobStore) -> None:
+    old, new = store.put_bytes(b"old"), store.put_bytes(b"new")
+    os.utime(store.path(old), (0, 0))
+    found = [digest for first in range(256) for digest in store.untouched(f"{first:02x}", 60.0)]
+    assert found == [old]
+    assert new not in found
