@@ -254,14 +254,14 @@ def usage(cluster: Cluster, clients: Mapping[str, Client]) -> dict[str, dict[str
 
 
 def _manifest(steps: int, episode: int = 125) -> DatasetManifest:
-    entry = EpisodeEntry(length=episode, instruction="go", blob="b" * 64, nbytes=1)
+    lengths = [episode] * (steps // episode) + [steps % episode] * (steps % episode > 0)
     return DatasetManifest(
         source_format="lerobot-v3.0",
         source_digest="s",
         fps=10.0,
         contract=CONTRACT,
         statistics=None,  # type: ignore[arg-type]  # nothing here is normalised
-        episodes=(entry,) * (steps // episode),
+        episodes=tuple(EpisodeEntry(length=n, instruction="go", blob="b" * 64, nbytes=1) for n in lengths),
     )
 
 
