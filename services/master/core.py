@@ -146,6 +146,7 @@ class MasterCore:
         self._outcomes.published = self._serving.offer
         self._outcomes.covering = self._jobs.covering
         self._outcomes.covered = self._jobs.covered
+        self._outcomes.arrived = self._jobs.op_arrived
         self._catalog.settled = self._jobs.dataset_settled
         self._serving.settled = self._jobs.version_settled
         self._front, self._back = self._tables()
@@ -295,7 +296,7 @@ class MasterCore:
     def _freed(self, policy: Policy) -> None:
         self._jobs.policy_freed(policy)
 
-    def _tools(self, wait: Callable[[Job, tuple[str, ...]], None]) -> Tools:
+    def _tools(self, wait: Callable[[Job, tuple[str, ...]], None], ended: Callable[[Job], None]) -> Tools:
         return Tools(
             outbox=self._outbox,
             config=self._config,
@@ -309,6 +310,7 @@ class MasterCore:
             env=self._env,
             meter=self._meter,
             wait=wait,
+            ended=ended,
             freed=self._freed,
         )
 
@@ -333,6 +335,7 @@ class MasterCore:
             front.SubmitJob: self._jobs.on_submit,
             front.GetJob: self._jobs.on_get,
             front.CancelJob: self._jobs.on_cancel,
+            front.ResumeJob: self._jobs.on_resume,
             front.ListJobs: self._jobs.on_list,
             front.Act: self._acting.on_act,
             front.PushDataset: self._catalog.on_push,
