@@ -5,6 +5,7 @@ One cluster serves all tests here; each test has policies of its own.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -213,6 +214,47 @@ def test_inline_batch_and_uploaded_batch_give_finite_losses(client: Client, data
                 instructions="follow the rule",
             )
             assert np.isfinite(policy.forward_backward(batch).result(120).metrics["loss"])
+
+
+def test_asyncio_loop_gives_the_numbers_of_the_blocking_one(
+    client: Client, cluster: LocalCluster, dataset: str
+) -> None:
+    """Ops are all called before the first is awaited; every second one has to upload its samples."""
+    random = np.random.default_rng(2)
+    batches = [
+        joynexus.Batch(
+            state=random.normal(size=(count, 4)),
+            action=random.normal(size=(count, 4, 2)),
+            images=[random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)],
+            instructions="follow the rule",
+        )
+        for count in (2, 128, 3, 128)
+    ]
+    fields = {"dataset": dataset, "backbone": BACKBONE, "chunk": 4, "head": "groot", "seed": 5}
+
+    async def awaited() -> list[float]:
+        async with joynexus.connect_async(cluster.client_file) as twin:
+            policy = await twin.create_policy("awaited", **fields)
+            futures = [(policy.forward_backward(batch), policy.optim_step()) for batch in batches]
+            return [(await loss).metrics["loss"] for loss, _ in reversed(futures)][::-1]
+
+    with client.create_policy("waited", **fields) as policy:
+        waited = []
+        for batch in batches:
+            waited.append(policy.forward_backward(batch).result(120).metrics["loss"])
+            policy.optim_step().result(60)
+    assert asyncio.run(awaited()) == waited
+
+
+def test_own_weights_act_as_where_they_came_from(
+    client: Client, dataset: str, undisturbed: list[float], tmp_path: Path
+) -> None:
+    folder = client.policy("undisturbed").export(tmp_path / "exported")
+    with client.create_policy("heir", dataset=dataset, backbone=BACKBONE, chunk=4, seed=99) as policy:
+        policy.load_weights(folder).result(60)
+        policy.publish().result(60)
+    ours, theirs = client.policy("heir").act(*observation(6)), client.policy("undisturbed").act(*observation(6))
+    assert np.array_equal(ours.actions, theirs.actions)
 
 
 def test_two_drivers_of_one_policy_are_told_apart(client: Client, cluster: LocalCluster, dataset: str) -> None:
