@@ -27,10 +27,11 @@ def arguments(
     argv: Sequence[str] | None = None,
     more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> argparse.Namespace:
-    """Read the command line: `--quick` (under a minute) and `--out`, which every benchmark has, and what `more` adds."""
+    """Read the command line: `--quick` (under a minute) and `--out`, as every benchmark has, and what `more` adds."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, done in under a minute")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where the JSON goes")
+    more(parser)
     return parser.parse_args(argv)
 
 
