@@ -31,7 +31,8 @@ def status(config: Config = None, json: Json = False) -> None:
         return
     typer.echo(f"cluster {cluster.server}, up {human_seconds(cluster.uptime_s)}")
     _show_roles(cluster.roles, instances)
-    for sentence in [*_numerics(cluster.roles), *_restarts(cluster.roles, instances)]:
+    found = [*_found("numerics", cluster.roles), *_found("grouping", cluster.roles)]
+    for sentence in [*found, *_restarts(cluster.roles, instances)]:
         typer.echo(sentence)
     _show_lanes(cluster.lanes)
     typer.echo(_counts(cluster))
@@ -58,13 +59,13 @@ def _what(detail: Mapping[str, str]) -> str:
     return detail.get("simulators", "")
 
 
-def _numerics(roles: Iterable[RoleStatus]) -> list[str]:
-    """Say once for each verdict who has it."""
+def _found(what: str, roles: Iterable[RoleStatus]) -> list[str]:
+    """Say once for each finding of a start-up trial, `numerics` or `grouping`, whose it is."""
     workers: defaultdict[str, list[str]] = defaultdict(list)
     for role in roles:
-        if verdict := role.detail.get("numerics"):
-            workers[verdict].append(role.worker)
-    return [f"numerics of {', '.join(names)}: {verdict}" for verdict, names in workers.items()]
+        if finding := role.detail.get(what):
+            workers[finding].append(role.worker)
+    return [f"{what} of {', '.join(names)}: {finding}" for finding, names in workers.items()]
 
 
 def _restarts(roles: Iterable[RoleStatus], instances: Iterable[InstanceHealth]) -> list[str]:
