@@ -438,7 +438,10 @@ EPISODES = "meta/episodes/chunk-000/file-000.parquet"
             lambda c: c.update({"data/file_index": pa.array([[0]] * 3)}),
             "its parquet file (chunk, file) (-1, -1) is missing",
         ),
-        (lambda c: c.update({f"videos/{sets.KEY}/chunk_index": pa.array([[0]] * 3)}), "'front': its videos are missing: copy them"),
+        (
+            lambda c: c.update({f"videos/{sets.KEY}/chunk_index": pa.array([[0]] * 3)}),
+            "'front': its videos are missing: copy them",
+        ),
         (lambda c: c.update(episode_index=pa.array([0, 1, 1])), "lists episode 1 twice"),
         (lambda c: c.update(length=pa.array([6, 4, 0])), "without a valid episode_index and length"),
         (lambda c: c.update({f"videos/{sets.KEY}/file_index": pa.array([0, 0, 9])}), "is missing"),
