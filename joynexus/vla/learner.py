@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from joynexus.specs import OptimizerSpec
 from joynexus.vla.feature import VLAFeature
@@ -70,15 +71,7 @@ class Learner:
         self.pending = 0
         self._vetoed = False
         self._named = dict(policy.module.named_parameters())
-        spec = policy.spec.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._named.values(),
-            lr=spec.lr,
-            betas=spec.betas,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            fused=True,  # one pass over the parameters: a step of a small head takes a tenth of the time
-        )
+        self._moments: dict[str, dict[str, Tensor]] = {}  # by parameter; none before the first step
         policy.module.train()
 
     def forward_backward(
@@ -100,7 +93,8 @@ class Learner:
 
     def discard(self) -> None:
         """Drop gradients that wait for a step, and a veto."""
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._named.values():
+            parameter.grad = None
         self.pending, self._vetoed = 0, False
 
     def optim_step(self) -> StepMetrics:
@@ -113,15 +107,13 @@ class Learner:
             raise ValueError("optim_step has no gradient to apply: call forward_backward first")
         spec = self.policy.spec.optimizer
         lr = learning_rate(spec, self.step)
-        parameters = [p for p in self._named.values() if p.grad is not None]
-        limit = spec.grad_clip or math.inf
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(gradients.values())
         skipped = self._vetoed or not bool(torch.isfinite(norm))
         if not skipped:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
+            parameters = [self._named[name] for name in gradients]
+            torch.nn.utils.clip_grads_with_norm_(parameters, spec.grad_clip or math.inf, norm)
+            self._update(gradients, lr)
             self.step += 1
         self.discard()
         return {"grad_norm": float(norm), "lr": lr, "step": self.step, "skipped": skipped}
@@ -135,8 +127,8 @@ class Learner:
         if self.pending:
             raise ValueError("gradients are pending: a checkpoint is taken after optim_step, not before")
         tensors = {f"module.{name}": t.detach().cpu().clone() for name, t in self.policy.module.state_dict().items()}
-        for name, parameter in self._named.items():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
+        for name in self._named:
+            for moment, value in self._moments.get(name, {}).items():
                 tensors[f"optimizer.{moment}.{name}"] = value.detach().cpu().clone()
         return tensors, {"step": self.step}
 
@@ -159,11 +151,10 @@ class Learner:
         # Values are not checked: moments may overflow where weights do not, and training goes on from there too.
         check_layout("the learner's state", tensors, expected)
         self.policy.module.load_state_dict({name: tensors[f"module.{name}"] for name in current})
-        self._optimizer.state.clear()
-        for name, p in self._named.items() if step else ():
-            moments = {m: tensors[f"optimizer.{m}.{name}"].clone() for m in _MOMENTS}
-            # Fused AdamW keeps everything beside the parameter, its step count too.
-            self._optimizer.state[p] = {m: t.to(p.device) for m, t in moments.items()}
+        self._moments = {
+            name: {m: tensors[f"optimizer.{m}.{name}"].to(p.device, copy=True) for m in _MOMENTS}
+            for name, p in (self._named.items() if step else ())
+        }
         self.discard()
         self.step = step
 
@@ -177,9 +168,42 @@ class Learner:
         """
         tensors = read_weights(source, self.policy)
         self.policy.module.load_state_dict(tensors)
-        self._optimizer.state.clear()
+        self._moments = {}
         self.discard()
         self.step = 0
+
+    @torch.no_grad()
+    def _update(self, gradients: Mapping[str, Tensor], lr: float) -> None:
+        """Do AdamW's step; bit for bit that of `torch.optim.AdamW(fused=True)`.
+
+        Its function in place of its class, whose first use imports a compiler (70 MB, seconds) and which takes as long
+        for its own bookkeeping as a small head takes for the numbers.
+        """
+        spec = self.policy.spec.optimizer
+        if not self._moments:
+            self._moments = {name: _fresh_moments(parameter) for name, parameter in self._named.items()}
+        moments = [self._moments[name] for name in gradients]
+        adamw(
+            [self._named[name] for name in gradients],
+            list(gradients.values()),
+            [each["exp_avg"] for each in moments],
+            [each["exp_avg_sq"] for each in moments],
+            [],
+            [each["step"] for each in moments],
+            fused=True,  # one pass over the parameters
+            amsgrad=False,
+            maximize=False,
+            lr=lr,
+            beta1=spec.betas[0],
+            beta2=spec.betas[1],
+            weight_decay=spec.weight_decay,
+            eps=spec.eps,
+        )
+
+
+def _fresh_moments(parameter: Tensor) -> dict[str, Tensor]:
+    average = torch.zeros_like(parameter)
+    return {"exp_avg": average, "exp_avg_sq": average.clone(), "step": torch.zeros((), device=parameter.device)}
 
 
 def _check(spec: OptimizerSpec) -> None:

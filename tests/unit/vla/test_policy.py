@@ -306,6 +306,21 @@ def test_learning_equals_a_plain_torch_loop_bit_for_bit() -> None:
         learner.optim_step()
 
 
+def test_a_parameter_that_no_loss_reaches_stays_and_is_saved_with_the_rest() -> None:
+    """An installed module may have one, e.g. for a kind of sample that this batch lacks."""
+    learner = Learner(policy())
+    learner.policy.module.gate.requires_grad_(False)
+    for seed in range(2):
+        learner.forward_backward(*batch(seed).arguments())
+        learner.optim_step()
+    tensors, meta = learner.state()
+    resumed = Learner(policy(policy_spec(seed=77)))
+    resumed.load(tensors, meta)
+    assert torch.equal(resumed.policy.module.gate, policy().module.gate)
+    assert tensors["optimizer.step.gate"] == 0
+    assert tensors["optimizer.step.query"] == 2
+
+
 def test_a_loss_that_is_not_finite_vetoes_the_whole_step() -> None:
     learner = Learner(policy())
     learner.forward_backward(*batch(0).arguments())
