@@ -56,6 +56,7 @@ class ForwardTimer:
 
     def __init__(self, backbone: Backbone) -> None:
         self.seconds = 0.0
+        self._backbone = backbone
         self._forward = backbone.forward
         self._clock = BusyClock(backbone.device)
         backbone.forward = self  # type: ignore[method-assign]  # only what is timed is put in between
@@ -66,6 +67,10 @@ class ForwardTimer:
         features = self._forward(observations, layers)
         self.seconds += elapsed()
         return features
+
+    def close(self) -> None:
+        """Go out of the way."""
+        del self._backbone.forward
 
 
 class Cell:

@@ -16,11 +16,13 @@ table with the reason. `--device cuda` runs Qwen3-VL in the shapes of its 2B, 4B
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from joynexus.vla import numerics
@@ -76,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         now = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             rows += table(setting, options, now + (end - now) / (len(settings) - index), Path(folder))
-    flags = f" --device {options.device} --dtype {options.dtype}" if options.device != "cpu" else ""
-    _report.write("group_batching", options, rows, flags=flags)
+    _report.write("group_batching", options, rows, flags=_flags(options))
     for row in summary(rows):
         print(row)
 
@@ -85,9 +86,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--backbone", action="append", help="only this one; may be given several times")
+    names = [setting.name for setting in (*CPU, *CUDA)]
+    parser.add_argument("--backbone", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--head", action="append", choices=("oft", "groot"), help="only this one")
     parser.add_argument("--seconds", type=float, help="time for all of it (660, quick 45)")
+
+
+def _flags(options: argparse.Namespace) -> str:
+    """Write the options that were given, for the command in the results."""
+    given = [("device", [options.device]), ("dtype", [options.dtype])] if options.device != "cpu" else []
+    given += [("backbone", options.backbone or []), ("head", options.head or [])]
+    given += [("seconds", [f"{options.seconds:g}"])] if options.seconds else []
+    return "".join(f" --{name} {value}" for name, values in given for value in values)
 
 
 def table(setting: Setting, options: argparse.Namespace, end: float, folder: Path) -> Iterator[_report.Row]:
@@ -114,6 +124,7 @@ def table(setting: Setting, options: argparse.Namespace, end: float, folder: Pat
         yield row | measure(cell, repeats)
         cost = (time.monotonic() - began) / (tenants * batch)
         cell.close()
+    timer.close()
 
 
 def load(setting: Setting, options: argparse.Namespace, folder: Path) -> Backbone:
@@ -126,16 +137,18 @@ def load(setting: Setting, options: argparse.Namespace, folder: Path) -> Backbon
 
 
 def cells(options: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """List head, tenants and batch: most tenants with one sample each, then from few samples to many."""
+    """List head, tenants and batch: most tenants with one sample each, then head by head from few samples to many."""
     tenants, batches = (QUICK_TENANTS, QUICK_BATCHES) if options.quick else (TENANTS, BATCHES)
-    pairs = sorted(
-        ((n, b) for n in tenants for b in batches), key=lambda pair: (pair != (8, 1), pair[0] * pair[1], pair[1])
+    heads = options.head or ["oft", "groot"]
+    return sorted(
+        product(heads, tenants, batches),
+        key=lambda cell: (cell[1:] != (8, 1), heads.index(cell[0]), cell[1] * cell[2], cell[2]),
     )
-    return [(head, n, b) for n, b in pairs for head in options.head or ("oft", "groot")]
 
 
 def measure(cell: Cell, repeats: int) -> _report.Row:
     """Let the ways take turns; return the ratios of a cell."""
+    gc.collect()  # what earlier cells left is not to be collected while the clock runs
     cut = cell.cut
     arms = ARMS if len(cut) > 1 else ARMS[:2]  # a group that is not cut is the grouped way itself
     seen: dict[str, list[Step]] = {arm: [] for arm in arms}
