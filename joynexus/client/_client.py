@@ -175,7 +175,7 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         Returns:
             The policy, at its new home.
         """
-        message = MovePolicy(policy=policy, trainer=trainer, tenant=tenant)
+        message = MovePolicy(policy=check_name("policy", policy), trainer=trainer, tenant=tenant)
         asked = self._connection.ask(message, answer_of(PolicyInfo), patience_s=timeout_s, resend_s=15.0)
         return (yield from answered(asked))
 
