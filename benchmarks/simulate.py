@@ -120,19 +120,20 @@ class Outcome(msgspec.Struct, frozen=True):
         return max(self.completion_s[tenant] / base.completion_s[tenant] for tenant in TENANTS)
 
 
-def sequential(times: Times, jobs: Workload, *, stages: int = 1) -> Outcome:
-    """One tenant after another, each with all 8 devices."""
+def sequential(times: Times, jobs: Workload, *, stages: int = 1, sft_holds_all: bool = True) -> Outcome:
+    """One tenant after another, each with all 8 devices (or SFT with the two that it trains on)."""
     whole = Devices(TRAIN, INFERENCE, ENV)
     alone = {tenant: unit(times, tenant, whole, stages=stages) * jobs.iterations[tenant] for tenant in TENANTS}
     last_s = sum(job.seconds for job in alone.values())
+    rollouts_s = last_s if sft_holds_all else last_s - alone["sft"].seconds  # for so long the other six are held
     return Outcome(
-        DEVICES * last_s,
+        TRAIN * last_s + (INFERENCE + ENV) * rollouts_s,
         sum(job.train_s + job.inference_s + job.env_s for job in alone.values()),
         last_s,
         {tenant: job.seconds for tenant, job in alone.items()},
         sum(job.train_s for job in alone.values()) / (TRAIN * last_s),
-        sum(job.inference_s for job in alone.values()) / (INFERENCE * last_s),
-        sum(job.env_s for job in alone.values()) / (ENV * last_s),
+        sum(job.inference_s for job in alone.values()) / (INFERENCE * rollouts_s),
+        sum(job.env_s for job in alone.values()) / (ENV * rollouts_s),
     )
 
 
@@ -229,6 +230,7 @@ def paper_setting(times: Times, jobs: Workload) -> list[_report.Row]:
     ways = {
         "sequential isolated": base,
         "sequential isolated, rollouts in two stages": sequential(times, jobs, stages=2),
+        "sequential isolated, SFT holds 2 devices": sequential(times, jobs, sft_holds_all=False),
         "concurrent isolated, 2 devices each": apart,
         **{f"service, {variant}": outcome for variant, outcome in service.items()},
     }
