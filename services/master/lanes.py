@@ -90,6 +90,7 @@ class Lanes(Generic[T]):
         self._lanes: dict[str, deque[T]] = {}
         self._heaps: dict[int, list[_Entry]] = {}
         self._skipped: list[tuple[int, _Entry]] = []
+        self._popped: str | None = None  # has more work, and no entry yet
         self._turn = 0  # breaks ties: whoever was served longest ago comes first
         self._floors: dict[int, float] = {}
         self._size = 0
@@ -129,7 +130,7 @@ class Lanes(Generic[T]):
         item = lane.popleft()
         self._size -= 1
         if lane:
-            self._enter(tenant)
+            self._popped = tenant
         else:
             del self._lanes[tenant]
         return item
@@ -137,7 +138,8 @@ class Lanes(Generic[T]):
     def head(self) -> str | None:
         """Return the tenant whose turn it is; None if nothing waits."""
         self._refresh()
-        for priority in sorted(self._heaps, reverse=True):
+        priorities = sorted(self._heaps, reverse=True) if len(self._heaps) > 1 else list(self._heaps)
+        for priority in priorities:
             tenant = self._first(priority)
             if tenant is not None:
                 return tenant
@@ -193,7 +195,10 @@ class Lanes(Generic[T]):
         heapq.heappush(heap, (self._counters.used(tenant), self._turn, tenant))
 
     def _refresh(self) -> None:
-        """Make all entries anew if a weight or priority has changed."""
+        """Bring the heaps up to date; all entries are made anew if a weight or priority has changed."""
+        if self._popped is not None:  # only now: meanwhile it was charged for what was taken
+            self._enter(self._popped)
+            self._popped = None
         if self._changes != self._counters.changes:
             self._changes = self._counters.changes
             self._heaps.clear()

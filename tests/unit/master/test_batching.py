@@ -161,3 +161,37 @@ def test_a_dropped_request_is_never_sent_and_counts_no_more() -> None:
     assert len(queue) == 0
     queue.add(other, 0.0)
     assert queue.group(0.0, 0.0) == [other]
+
+
+def test_what_does_not_fit_is_passed_over_and_comes_first_in_the_next_group() -> None:
+    queue = batcher(max_rows=16)
+    for session, rows in (("a", 10), ("b", 10), ("c", 4)):
+        queue.add(ask(session, rows=rows), 0.0)
+    assert [request.session for request in queue.group(0.0, 0.0)] == ["a", "c"]
+    assert [request.session for request in queue.group(0.0, 0.0)] == ["b"]
+
+
+def test_one_tenants_share_of_a_group_is_counted_while_the_group_is_formed() -> None:
+    """Not only after it: else whoever is a little behind would fill it alone."""
+    queue = batcher()
+    for index in range(50):
+        queue.add(ask(f"ahead{index}", tenant="ahead"), 0.0)
+    queue.group(0.0, 0.0)
+    for index in range(50):
+        queue.add(ask(f"behind{index}", tenant="behind"), 0.0)
+    for index in range(50):
+        queue.add(ask(f"new{index}", tenant="new"), 0.0)
+    tenants = Counter(request.tenant for request in queue.group(0.0, 0.0))
+    assert set(tenants) == {"ahead", "behind", "new"}
+    assert max(tenants.values()) - min(tenants.values()) <= 1
+
+
+def test_a_busy_worker_gets_its_next_group_shortly_before_it_is_free() -> None:
+    queue = batcher()
+    for index in range(B):
+        queue.add(ask(f"c{index}"), 0.0)
+    due = queue.due(0.0, None, free_at=1.0)
+    assert due is not None
+    assert 0.9 < due < 1.0
+    assert queue.group(0.5, None, free_at=1.0) == []
+    assert len(queue.group(due, None, free_at=1.0)) == B

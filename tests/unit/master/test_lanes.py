@@ -120,3 +120,68 @@ def test_nothing_is_lost_or_invented_in_any_order() -> None:
     while (item := lanes.pop()) is not None:
         popped.append(item)
     assert sorted(popped) == pushed
+
+
+def test_a_higher_priority_comes_first_and_the_others_when_it_has_nothing() -> None:
+    counters = Counters()
+    counters.set("b", 1.0, 1)
+    counters.set("c", 1.0, -1)
+    order = drain(filled(counters, a=2, b=2, c=2), counters)
+    assert [item[0] for item in order] == ["b", "b", "a", "a", "c", "c"]
+
+
+def test_a_priority_that_changes_while_work_waits_takes_effect_at_once() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=3, b=3)
+    assert lanes.pop() == "a0"
+    counters.set("b", 1.0, 2)
+    assert [lanes.pop() for _ in range(3)] == ["b0", "b1", "b2"]
+    counters.set("a", 1.0, -3)
+    lanes.push("c", "c0")
+    assert [lanes.pop() for _ in range(3)] == ["c0", "a1", "a2"]
+    assert len(lanes) == 0
+
+
+def test_a_weight_that_changes_while_work_waits_takes_effect_from_there_on() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=400, b=400)
+    taken: list[str] = []
+    for turn in range(200):
+        if turn == 100:
+            counters.set("a", 3.0, 0)
+        item = lanes.pop()
+        assert item is not None
+        counters.charge(item[0], 1.0)
+        taken.append(item[0])
+    assert 48 <= taken[:100].count("a") <= 52
+    assert 72 <= taken[100:].count("a") <= 78
+
+
+def test_a_lane_of_another_priority_lifts_nobody() -> None:
+    counters = Counters()
+    counters.set("high", 1.0, 1)
+    lanes = filled(counters, high=1)
+    counters.charge("high", 100.0)
+    lanes.push("low", "low0")
+    assert counters.used("low") == 0.0
+
+
+def test_whoever_is_skipped_keeps_its_place() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=1, b=1, c=1)
+    lanes.skip()
+    assert lanes.pop() == "b0"
+    lanes.skip()
+    assert lanes.pop() is None
+    lanes.unskip()
+    assert [lanes.pop() for _ in range(3)] == ["a0", "c0", None]
+
+
+def test_device_seconds_are_counted_without_weights() -> None:
+    counters = Counters()
+    counters.set("a", 4.0, 0)
+    counters.charge("a", 2.0)
+    assert counters.used("a") == 0.5
+    assert counters.seconds("a") == 2.0
+    counters.lift("a", 10.0)
+    assert counters.seconds("a") == 2.0
