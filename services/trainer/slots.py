@@ -173,7 +173,7 @@ class Slot:
         try:
             metrics = self.forward_backward(batch, features, seq)
         except JoyNexusError:
-            self._learner.optim_step()  # vetoed: it only clears what the failed half left
+            self._learner.discard()  # what the failed half left, a veto above all
             raise
         return metrics | self.optim_step()
 

@@ -342,6 +342,37 @@ def test_a_group_that_finds_no_memory_for_one_row_has_that_one_ask_again(desk: D
     assert np.array_equal(desk.actions(right), desk.alone(policy, requests[1]))
 
 
+def test_rows_of_eight_policies_in_one_group_act_as_each_alone_also_where_heads_draw(desk: Desk) -> None:
+    requests, policies = [], []
+    for number in range(1, 9):
+        head = "groot" if number % 2 else "oft"
+        sizes = {"width": 16, "heads": 2, "layers": 2} if head == "groot" else {"width": 16}
+        adapter = "bottleneck" if number % 3 == 0 else "none"
+        made_of = msgspec.structs.replace(
+            spec(seed=number), head=head, head_config=sizes, chunk=number, adapter=adapter
+        )
+        digest, policy = desk.version(number, made_of)
+        arrays = Arrays(number, rows=1 + number % 3)
+        arrays.instructions[0] = "word " * number
+        seeds = tuple(range(number, number + len(arrays.state)))
+        requests.append(Request(digest, arrays, version=number, tenant=f"t{number}", seeds=seeds))
+        policies.append(policy)
+
+    def alone(number: int) -> npt.NDArray[np.float32]:
+        features = NoiseBackbone().forward(requests[number].arrays.observations())
+        return policies[number].act(features, requests[number].arrays.state, seeds=requests[number].seeds)
+
+    answers = desk.predict(*requests)
+    assert desk.backbone.groups == [sum(answer.rows for answer in answers)]
+    for number, answer in enumerate(answers):
+        assert np.array_equal(desk.actions(answer), alone(number))
+    first = alone(0)
+    requests[0].seeds = (99, 98)
+    (other,) = desk.predict(requests[0])
+    assert np.array_equal(desk.actions(other), alone(0))
+    assert not np.array_equal(desk.actions(other), first), "another seed, another draw"
+
+
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
 def test_seeds_that_are_not_one_a_row_are_refused(desk: Desk, seeds: tuple[int, ...]) -> None:
     digest, _ = desk.version(1)
