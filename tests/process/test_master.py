@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import blake3
@@ -16,6 +16,7 @@ import pytest
 
 from joynexus.contract import Contract
 from joynexus.specs import PolicySpec
+from joynexus.tenants import TenantLimitsFile
 from joynexus.wire import ArrayPacker, ErrorCode, Failure, Message, Packet, encode
 from joynexus.wire.back import Beat, BeatAck, Register, Registered
 from joynexus.wire.front import (
@@ -389,3 +390,26 @@ def test_bytes_moved_are_metered(shared: MasterProcess) -> None:
         upload(peer, os.urandom(10_000))
         usage = peer.ask(GetUsage()).message
     assert "10000" in repr(usage)
+
+
+# Limits by tenant
+
+
+def test_limits_take_effect_while_the_master_runs_and_a_damaged_file_changes_nothing(master: MasterProcess) -> None:
+    path, deadline = master.folder / "keys" / "limits.json", time.monotonic() + 30
+
+    def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.05)
+
+    with master.tenant("key", tenant="blue") as blue, master.tenant("other", tenant="green") as green:
+        default = hello(blue).max_inflight_ops
+        TenantLimitsFile(path).change("blue", {"max_inflight_ops": 3})
+        until(lambda: hello(blue).max_inflight_ops == 3)
+        assert hello(green).max_inflight_ops == default
+        path.write_bytes(b'{"blue": {"wieght": 1}}')
+        until(lambda: b"limits stay as they are" in (master.folder / "master.log").read_bytes())
+        assert hello(blue).max_inflight_ops == 3
+        path.unlink()
+        until(lambda: hello(blue).max_inflight_ops == default)
