@@ -165,7 +165,8 @@ class SharedForward:
         """Forward all that is missing, together: each sample once, with the hidden states that any of them wants.
 
         Busy time is divided by tokens, and a sample's part by all who want it. A sample that makes the backbone fail
-        stays missing, and `Need.features` says so; the time that this took is charged to those who want it.
+        stays missing, and `Need.features` says so; the time that this took is charged to those who want it, if the
+        sample is at fault.
 
         Raises:
             Exception: what the backbone raised, if it does not even take a plain sample any more.
@@ -190,8 +191,9 @@ class SharedForward:
             wasted = elapsed()
             log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=again)
             failed = self._seek(keys, wanting, error, again=again)
-            for key in failed:
-                _charge(wanting[key], wasted / len(failed))
+            guilty = [key for key in failed if key in wanting[key][0].poison]
+            for key in guilty:
+                _charge(wanting[key], wasted / len(guilty))
             return failed
         busy_s, tokens = elapsed(), sum(feature.length for feature in made)
         for key, feature in zip(keys, made, strict=True):
