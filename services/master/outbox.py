@@ -6,9 +6,9 @@ says so. Never: a clock or randomness of its own.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -24,6 +24,7 @@ Lost = Callable[[str], None]
 
 
 class _Save(msgspec.Struct):
+    number: int
     records: tuple[Record, ...]
     saved: Saved | None
     lost: Lost | None
@@ -46,8 +47,9 @@ class Outbox:
         self._retry_s = retry_s
         self._commands: list[Command] = []
         self._tokens = itertools.count(1)
+        self._save_numbers = itertools.count(1)
         self._saving: dict[int, _Save] = {}
-        self._unsaved: deque[_Save] = deque()
+        self._unsaved: list[_Save] = []  # in the order in which they were said
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
 
@@ -94,7 +96,7 @@ class Outbox:
                 sooner or later (results of work that was done), so they are tried again until they are, in order;
                 while anything waits so, whoever can be told no is told no at once.
         """
-        save = _Save(tuple(records), saved, lost)
+        save = _Save(next(self._save_numbers), tuple(records), saved, lost)
         if not self._unsaved:
             self._persist(save)
         elif lost is None:
@@ -118,14 +120,15 @@ class Outbox:
             save.lost(reason)
             return
         # What was said about the same things since then counts more, so it must not be overwritten later.
-        newer = {key_of(record) for later in self._saving.values() for record in later.records}
+        later = (other for other in self._saving.values() if other.number > save.number)
+        newer = {key_of(record) for other in later for record in other.records}
         save.records = tuple(record for record in save.records if key_of(record) not in newer)
         if not self._unsaved:
             self.after(self._retry_s, self._save_again)
-        self._unsaved.append(save)
+        bisect.insort(self._unsaved, save, key=lambda waiting: waiting.number)
 
     def _save_again(self) -> None:
-        waiting, self._unsaved = self._unsaved, deque()
+        waiting, self._unsaved = self._unsaved, []
         for save in waiting:
             self._persist(save)
 
