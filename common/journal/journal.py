@@ -13,10 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
-import alembic.migration
-import alembic.script
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
@@ -24,6 +20,8 @@ from sqlalchemy.dialects.sqlite import insert
 from common.journal import records as r
 from common.journal.tables import SHELVES, ops
 
+NEWEST_SCHEMA = "0001"
+"""The last migration's revision."""
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _OP_KEY = r.KEYS[r.OpRecord]
 _NO_PAYLOAD = {"payload": b""}
@@ -122,6 +120,18 @@ class Journal:
         self._engine.dispose()
 
     def _migrate(self) -> None:
+        """Bring the schema up to date; one that is needs no more than a look."""
+        with self._engine.connect() as connection:
+            if sa.inspect(connection).has_table("alembic_version"):
+                found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+                if found == NEWEST_SCHEMA:
+                    return
+        # Only now: importing it takes longer than all else that a start does here.
+        import alembic.command
+        import alembic.config
+        import alembic.migration
+        import alembic.script
+
         config = alembic.config.Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         known = {script.revision for script in alembic.script.ScriptDirectory.from_config(config).walk_revisions()}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from common.journal.journal import Journal, JournalError, journal_url
+from common.journal.journal import NEWEST_SCHEMA, Journal, JournalError, journal_url
 from common.journal.records import (
     BlobRecord,
     CheckpointRecord,
@@ -174,6 +174,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_expects(journal: J
     with journal._engine.connect() as connection:
         context = alembic.migration.MigrationContext.configure(connection)
         assert alembic.autogenerate.compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == NEWEST_SCHEMA
 
 
 def test_a_journal_of_a_newer_release_is_refused_with_a_sentence(journal: Journal, tmp_path: Path) -> None:
