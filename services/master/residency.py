@@ -145,7 +145,7 @@ class Residency:
         if trainee.vacating:
             return None
         if trainee.in_flight or trainee.has_work:
-            return (2, "checkpoint") if trainee.open and not before else None
+            return (2, "checkpoint") if trainee.open and not before and not trainee.checkpoint_fails else None
         if trainee.covered:
             return 0, "evict"
         return None if trainee.cornered else (1, "checkpoint")

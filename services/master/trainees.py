@@ -37,6 +37,7 @@ class Trainee:
         vacating: it is to leave its slot at the next optimizer boundary, as soon as a checkpoint covers it.
         target: the trainer that it moves to.
         moved_s: when it last began to move.
+        checkpoint_fails: its trainer could not write the newest one.
         faults: times in a row that its slot could not be opened.
         paused: it is not to be sent until a timer lets it.
         held: no op is to be sent until whoever drives it says so.
@@ -68,7 +69,7 @@ class Trainee:
         self._steps = 0
         self._nbytes = 0
         self._gradients = self._boundary = 0  # the last op sent that left gradients, and the last that left none
-        self._checkpoint_fails = False
+        self.checkpoint_fails = False
 
     def reopen(self) -> None:
         """What the trainer has of it does not count any more; it starts again from the checkpoint."""
@@ -78,7 +79,7 @@ class Trainee:
         self.sent = self.checkpoint_sent = self.policy.covered
         self._steps = self._nbytes = 0
         self._gradients = self._boundary = 0
-        self._checkpoint_fails = False
+        self.checkpoint_fails = False
         for op in self.unanswered():
             op.move(OpState.JOURNALED, "its trainer has lost it")
 
@@ -110,7 +111,7 @@ class Trainee:
     @property
     def cornered(self) -> bool:
         """It cannot be checkpointed as it is."""
-        return self.gradients_wait or self._checkpoint_fails
+        return self.gradients_wait or self.checkpoint_fails
 
     @property
     def covered(self) -> bool:
@@ -180,7 +181,7 @@ class Trainee:
         cost = self._costs[_has_samples(op)]
         self._costs[_has_samples(op)] = cost + _NEW_COST_WEIGHT * (busy_s - cost)
         if op is None:
-            self._checkpoint_fails = not well
+            self.checkpoint_fails = not well
         elif well and op.record.kind in _LOAD_KINDS:  # one that failed left the gradients where they were
             self._boundary = max(self._boundary, op.record.seq)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import msgspec
@@ -86,6 +86,7 @@ class FakeTrainer(FakeWorker):
     def __init__(self, world: World, incarnation: str, *, credit: int = 2, **register: Any) -> None:
         self.slots: dict[tuple[str, str], Weights] = {}
         self.results: dict[tuple[str, str, int, bool], TrainDone] = {}
+        self._remembered: defaultdict[tuple[str, str], list[tuple[str, str, int, bool]]] = defaultdict(list)
         self.applied: Counter[tuple[str, str, int]] = Counter()
         self.killed_by: set[int] = set()
         self.refuses: Failure | None = None
@@ -109,8 +110,8 @@ class FakeTrainer(FakeWorker):
                 continue
             self.slots[key] = BLOBS[opening.checkpoint] if opening.checkpoint else Weights()
             assert self.slots[key].applied_seq == opening.applied_seq
-            for remembered in [name for name in self.results if name[:2] == key]:
-                del self.results[remembered]
+            for remembered in self._remembered.pop(key, ()):
+                self.results.pop(remembered, None)
         items = [item for item in group.items if (item.tenant, item.policy) not in broken]
         left = len(items) + len(broken)
         for todo in [*items, *broken]:
@@ -135,6 +136,7 @@ class FakeTrainer(FakeWorker):
         if done is None:
             assert item.seq == weights.applied_seq + (not is_checkpoint), (item.seq, weights)
             done = self.results[(*key, item.seq, is_checkpoint)] = self._apply(weights, item, send)
+            self._remembered[key].append((*key, item.seq, is_checkpoint))
         return msgspec.structs.replace(done, task=group.task, attempt=group.attempt)
 
     def _apply(self, weights: Weights, item: TrainItem, send: Send) -> TrainDone:

@@ -111,6 +111,7 @@ class World:
         self.auto_persist = True
         self.unwritten: deque[Persist] = deque()
         self.sent: defaultdict[Peer, list[Send]] = defaultdict(list)
+        self._answers: defaultdict[str, list[Message]] = defaultdict(list)  # by id of the request
         self.told: list[Send] = []  # all that tenants were sent, in order
         self.deleted: list[str] = []
         self.logs: list[Log] = []
@@ -174,6 +175,7 @@ class World:
                         self._run(self.core.handle(Undeliverable(peer=command.peer, id=command.id), self.now))
                         continue
                     self.sent[command.peer].append(command)
+                    self._answers[command.re].append(command.message)
                     if command.peer.door == "front":
                         self.told.append(command)
                     actor = self.actors.get(command.peer)
@@ -233,7 +235,7 @@ class World:
 
     def answers(self, id: str) -> list[Message]:
         """All answers to a request so far."""
-        return [send.message for sends in self.sent.values() for send in sends if send.re == id]
+        return self._answers[id]
 
     def ask(self, message: Message, expect: type[T], **how: Any) -> T:
         """Send a message and return its one answer."""
