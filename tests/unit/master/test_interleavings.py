@@ -12,13 +12,14 @@ import random
 import msgspec
 import pytest
 
-from joynexus.wire.back import TrainItem
+from joynexus.wire.back import Leaving, TrainItem
 from joynexus.wire.errors import Failure
 from joynexus.wire.front import (
     Accepted,
     ForwardBackward,
     GetPolicy,
     LoadState,
+    MovePolicy,
     OpResult,
     OptimStep,
     PolicyInfo,
@@ -31,7 +32,15 @@ from tests.unit.master.actors import BLOBS, FakeTrainer, Weights, apply, new_inc
 from tests.unit.master.test_ops import BUFFERS, forward
 from tests.unit.master.world import World, run
 
-CONFIG = CoreConfig(checkpoint_steps=3, turn_ops=2, group_ops=5, kept_replies=4, kills=10_000, payload_memory_bytes=200)
+CONFIG = CoreConfig(
+    checkpoint_steps=3,
+    turn_ops=2,
+    group_ops=5,
+    kept_replies=4,
+    kills=10_000,
+    payload_memory_bytes=200,
+    stuck_s=2.0,
+)
 
 
 class Client:
@@ -123,7 +132,9 @@ class Play:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.world = World(CONFIG)
-        self.trainers = [FakeTrainer(self.world, new_incarnation(), key=f"t{index}") for index in range(2)]
+        self.calm = False
+        self.slots = self.chance.choice((0, 1, 2))
+        self.trainers = [self.new_trainer(index) for index in range(2)]
         self.clients = [Client(self.world, tenant, policy) for tenant, policy in (("a", "p"), ("a", "q"), ("b", "p"))]
         for client in self.clients:
             client.acquire()
@@ -134,6 +145,8 @@ class Play:
             self.trainer_dies_and_another_comes: 1,
             self.trainer_is_declared_dead_but_lives: 1,
             self.trainers_connection_breaks: 1,
+            self.trainer_leaves_and_another_comes: 1,
+            self.operator_moves_a_policy: 3,
             self.journal_falls_behind: 3,
             self.journal_catches_up: 3,
             self.disk_is_full_for_a_while: 1,
@@ -167,6 +180,23 @@ class Play:
 
     # The machinery
 
+    def new_trainer(self, which: int) -> FakeTrainer:
+        return FakeTrainer(self.world, new_incarnation(), key=f"t{which}", max_slots=self.slots)
+
+    def trainer_leaves_and_another_comes(self) -> None:
+        which = self.chance.randrange(2)
+        self.world.say(self.trainers[which].peer, Leaving())
+        self.trainers[which].work()
+        self.trainers[which].die()
+        self.world.wait(2.5 * CONFIG.beat_ms / 1000)
+        self.trainers[1 - which].beat()
+        self.trainers[which] = self.new_trainer(which)
+
+    def operator_moves_a_policy(self) -> None:
+        client = self.chance.choice(self.clients)
+        name = f"trainer-{self.chance.randint(1, 2)}"
+        self.world.tell(MovePolicy(policy=client.policy, trainer=name), tenant=client.tenant, operator=True)
+
     def trainer_works(self) -> None:
         self.chance.choice(self.trainers).work(self.chance.randint(1, 3))
 
@@ -175,7 +205,7 @@ class Play:
         self.trainers[which].die()
         self.world.wait(2.5 * CONFIG.beat_ms / 1000)
         self.trainers[1 - which].beat()
-        self.trainers[which] = FakeTrainer(self.world, new_incarnation(), key=f"t{which}")
+        self.trainers[which] = self.new_trainer(which)
 
     def trainer_is_declared_dead_but_lives(self) -> None:
         which = self.chance.randrange(2)
@@ -215,14 +245,11 @@ class Play:
 
     def calm_down(self) -> None:
         """Let everything settle; then what counts must be what an undisturbed run gives."""
-        world = self.world
+        world, self.calm = self.world, True
         world.journal.full = False
         world.auto_persist = True
         world.settle()
-        for _ in range(12):
-            world.wait(1)
-            for trainer in self.trainers:
-                trainer.beat()
+        self._pass_time(12)
         for trainer in self.trainers:
             trainer.connect()
         for client in self.clients:
@@ -232,8 +259,17 @@ class Play:
                 for seq in range(client.acknowledged + 1, len(client.ops) + 1):
                     client.send(seq)
                 run(*self.trainers)
+        self._pass_time(12)
         for client in self.clients:
             self._check(client)
+
+    def _pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.world.wait(1)
+            for trainer in self.trainers:
+                trainer.beat()
+            if self.calm:
+                run(*self.trainers)
 
     def _check(self, client: Client) -> None:
         client.hear()
@@ -246,7 +282,7 @@ class Play:
         client.acquire()
         client.new_op("publish")
         client.send(len(client.ops))
-        run(*self.trainers)
+        self._pass_time(8)
         client.hear()
         result = client.results[len(client.ops)]
         assert result.error is None
@@ -274,5 +310,6 @@ def test_every_acknowledged_op_is_applied_once_and_in_order_whatever_happens(blo
 def test_the_games_are_not_idle() -> None:
     games = [play(seed) for seed in range(1000, 1010)]
     assert sum(len(client.ops) for game in games for client in game.clients) > 150
+    assert sum(log.event == "policy_moved" for game in games for log in game.world.logs) > 5
     assert sum(log.event == "worker_lost" for game in games for log in game.world.logs) > 10
     assert sum(sum(trainer.applied.values()) for game in games for trainer in game.trainers) > 150
