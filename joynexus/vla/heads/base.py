@@ -32,7 +32,7 @@ class ActionModule(nn.Module, ABC):
     Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
 
     Attributes:
-        layers: hidden states that it reads; -1 is the last one.
+        layers: hidden states that it reads; -1 is the last one. A module's own parts need another name.
         max_parameters: a spec that asks for more is refused, so that one tenant's head does not fill a trainer that
             many share. With gradients and optimizer a parameter takes 16 bytes.
     """
