@@ -13,7 +13,9 @@ import torch
 
 from common.blobs import BlobStore
 from joynexus.specs import PolicySpec
+from joynexus.vla.backbones import Backbone, load_backbone
 from joynexus.vla.exported import ExportedPolicy, export_policy
+from joynexus.vla.numerics import probe
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version, write_version
 from joynexus.wire import ErrorCode, rebuild
@@ -38,12 +40,12 @@ from tests.unit.workers import (
 class Desk:
     """An inference engine, versions in a blob store, requests by hand."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, backbone: Backbone | None = None, **options: object) -> None:
         self.blobs = BlobStore(folder / "blobs")
         self.folder = folder
         self.backbone = NoiseBackbone()
         self.opened: list[str] = []
-        self.engine = PredictEngine(self.backbone, self.open_blob, **options)  # type: ignore[arg-type]
+        self.engine = PredictEngine(backbone or self.backbone, self.open_blob, **options)  # type: ignore[arg-type]
 
     def open_blob(self, digest: str) -> Path:
         self.opened.append(digest)
@@ -342,7 +344,17 @@ def test_a_group_that_finds_no_memory_for_one_row_has_that_one_ask_again(desk: D
     assert np.array_equal(desk.actions(right), desk.alone(policy, requests[1]))
 
 
-def test_rows_of_eight_policies_in_one_group_act_as_each_alone_also_where_heads_draw(desk: Desk) -> None:
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    loaded = load_backbone("tiny-qwen3vl", cache_dir=tmp_path_factory.mktemp("backbones"))
+    probe(loaded)
+    return loaded
+
+
+def test_rows_of_eight_policies_in_one_group_act_as_each_alone_also_where_heads_draw(
+    tmp_path: Path, real: Backbone
+) -> None:
+    desk = Desk(tmp_path, real)
     requests, policies = [], []
     for number in range(1, 9):
         head = "groot" if number % 2 else "oft"
@@ -351,7 +363,9 @@ def test_rows_of_eight_policies_in_one_group_act_as_each_alone_also_where_heads_
         made_of = msgspec.structs.replace(
             spec(seed=number), head=head, head_config=sizes, chunk=number, adapter=adapter
         )
-        digest, policy = desk.version(number, made_of)
+        policy = Policy(made_of, real.digest, real.hidden_size)
+        write_version(tmp_path / "version", policy, number)
+        digest = desk.blobs.put_file(tmp_path / "version")[0]
         arrays = Arrays(number, rows=1 + number % 3)
         arrays.instructions[0] = "word " * number
         seeds = tuple(range(number, number + len(arrays.state)))
@@ -359,11 +373,12 @@ def test_rows_of_eight_policies_in_one_group_act_as_each_alone_also_where_heads_
         policies.append(policy)
 
     def alone(number: int) -> npt.NDArray[np.float32]:
-        features = NoiseBackbone().forward(requests[number].arrays.observations())
+        features = [real.forward([each])[0] for each in requests[number].arrays.observations()]
         return policies[number].act(features, requests[number].arrays.state, seeds=requests[number].seeds)
 
+    before = real.samples_forwarded
     answers = desk.predict(*requests)
-    assert desk.backbone.groups == [sum(answer.rows for answer in answers)]
+    assert real.samples_forwarded - before == sum(answer.rows for answer in answers)
     for number, answer in enumerate(answers):
         assert np.array_equal(desk.actions(answer), alone(number))
     first = alone(0)
