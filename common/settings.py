@@ -63,7 +63,7 @@ class MasterSettings(RoleSettings):
     beat_ms: int = Field(1000, ge=50)
     silent_s: float = Field(6.0, gt=0)
     batch_rows: int = Field(8, ge=1)
-    batch_wait_ms: float = Field(30.0, ge=0)
+    batch_wait_ms: float = Field(50.0, ge=0)
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)

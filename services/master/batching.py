@@ -9,10 +9,10 @@ free; or as soon as a worker is free and *nobody is expected*.
 - The bound is T, or what sharing saves if that is less: two groups cost the fixed part of a group's time twice, so
   waiting longer than that part for company loses more than it gains. On a device whose time grows with the rows alone
   there is nothing to wait for.
-- A session is expected after its reply if it usually comes back within the bound: mean plus twice the mean deviation
-  of the time from reply to next request, transfers included. After that time it is not expected any more. So a lone
-  client never waits, nobody waits for a robot between chunks, and clients in a closed loop are not split into groups
-  that alternate. That is also why the waiting of the oldest counts from when a worker became free.
+- A session is expected after its reply if it usually comes back within the bound: mean plus mean deviation of the time
+  from reply to next request, transfers included; for a deviation longer than that, then not any more. So a lone client
+  never waits, nobody waits for a robot between chunks, and clients in a closed loop are not split into groups that
+  alternate. That is also why the waiting of the oldest counts from when a worker became free.
 - A worker that is busy gets only a group that is full, shortly before it will be free: early enough that the device
   does not stand still, as late as possible for whoever comes meanwhile and has used less.
 - Several free workers share what waits only if each part then spends longer on rows than on what it costs in addition.
@@ -34,6 +34,7 @@ from services.master.lanes import Counters, Lanes
 _SESSIONS_REMEMBERED = 10_000
 _NEW_THINK_WEIGHT = 0.25
 _DEVIATIONS = 2.0
+"""Who is expected at all is not given up before this many mean deviations have passed."""
 _LEAD_S = 0.010
 """A busy worker is given its next group so long before it is free: a group of pictures travels for some of it."""
 _ROW_S = 0.002
@@ -166,9 +167,8 @@ class Batcher(Generic[R]):
         if session.open == 0:
             session.replied = now
             if session.away_s is not None:
-                away_s = session.away_s + _DEVIATIONS * session.deviation_s
-                if away_s <= self._bound():
-                    self._expect(session, now + away_s)
+                if session.away_s + session.deviation_s <= self._bound():
+                    self._expect(session, now + session.away_s + _DEVIATIONS * session.deviation_s)
 
     def settle(self, request: R, seconds: float) -> None:
         """A request has taken so many device seconds: true up what was charged for it."""

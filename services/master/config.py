@@ -53,7 +53,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float = 6.0
     batch_rows: int = 8
     max_rows: int = 32
-    batch_wait_s: float = 0.030
+    batch_wait_s: float = 0.050
     max_inflight_ops: int = 64
     max_waiting_acts: int = 1024
     max_act_bytes: int = 512 * MIB
