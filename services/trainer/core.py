@@ -33,6 +33,7 @@ class TrainerEngine:
         scratch: folder for files on their way there.
         clock: measures busy time; None takes the backbone's device.
         max_rows: samples in one forward at most.
+        max_slots: policies in memory at most; 0 means no limit.
         advance: called after each forward.
     """
 
@@ -46,10 +47,12 @@ class TrainerEngine:
         scratch: Path,
         clock: BusyClock | None = None,
         max_rows: int = 64,
+        max_slots: int = 0,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._backbone = backbone
-        self._slots: dict[SlotKey, Slot] = {}
+        self._slots: dict[SlotKey, Slot] = {}  # the one used longest ago first
+        self._max_slots = max_slots
         self._clock = clock or BusyClock(backbone.device)
         self._blobs = Blobs(open_blob, put_blob, scratch)
         self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
@@ -68,8 +71,22 @@ class TrainerEngine:
         """
         for key in group.close:
             self._slots.pop(key, None)
+        self._drop_forgotten(group)
         run = GroupRun(group, buffers, self._slots, self._open, self._reader, self._forward, self._ops, self._clock)
         return run.answers()
+
+    def _drop_forgotten(self, group: TrainGroup) -> None:
+        """Make room that nobody asked for: a master that was restarted knows of no slot that was opened before."""
+        wanted = {(slot.tenant, slot.policy): None for slot in group.slots}
+        wanted |= {(item.tenant, item.policy): None for item in group.items}
+        for key in wanted:
+            if key in self._slots:
+                self._slots[key] = self._slots.pop(key)
+        others = [key for key in self._slots if key not in wanted]
+        surplus = len(others) + len(wanted) - self._max_slots
+        if self._max_slots and surplus > 0:
+            for key in others[:surplus]:
+                del self._slots[key]
 
     def _open(self, opening: OpenSlot) -> None:
         """Bring a policy into memory, if it is not there as asked for; errors as `open_slot`, or Unreachable."""

@@ -40,6 +40,7 @@ def run(settings: TrainerSettings) -> None:
                 runtime.blobs.fetch,
                 runtime.blobs.put_file,
                 scratch=settings.cache_dir / "scratch" / "trainer",
+                max_slots=settings.max_slots,
                 advance=progress.advance,
             )
         log.info("ready", **equipment.detail)

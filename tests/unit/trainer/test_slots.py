@@ -149,3 +149,14 @@ def test_a_head_that_refuses_samples_answers_its_op_and_keeps_its_slot(
     assert not isinstance(after, SlotFailed)
     assert isinstance(after, TrainDone)
     assert [after.result.metrics["loss"]] == plain_loop(spec(), [Arrays(1), Arrays(3)])[1:]
+
+
+def test_slots_that_a_restarted_master_does_not_know_of_make_room_the_longest_unused_first(bench: Bench) -> None:
+    bench.engine._max_slots = 2
+    for number, name in enumerate(("a", "b")):
+        bench.done(Group(opening(name)).train(name, 1, Arrays(number)))
+    bench.done(Group().train("a", 2, Arrays(2)))
+    bench.done(Group(opening("c")).train("c", 1, Arrays(3)))
+    assert [policy for _, policy in bench.engine.policies] == ["a", "c"]
+    bench.done(Group(opening("d"), opening("e"), opening("f")).train("d", 1, Arrays(4)))
+    assert [policy for _, policy in bench.engine.policies] == ["d", "e", "f"], "what a group needs is never dropped"
