@@ -161,7 +161,7 @@ def eight_members(lerobot: DatasetManifest, metaworld: DatasetManifest, blobs: B
         recorded("lerobot-oft", lerobot, 4, chunk=8, **oft),
         recorded("lerobot-groot", lerobot, 3, chunk=4, optimizer=bent, **groot),
         recorded("metaworld-oft", metaworld, 8, chunk=5, normalization="quantile", optimizer=bent, **oft, **narrow),
-        recorded("metaworld-groot", metaworld, 2, chunk=16, **groot, **narrow),
+        recorded("metaworld-groot", metaworld, 2, chunk=10, **groot, **narrow),
         inline("two-views", contract(2, 5, 3), ["push", "pull the red lever slowly"], 1, parts=2, chunk=3, **oft),
         inline("no-view", contract(0, 3, 2), ["wave", "bow to the left", "sit"], 16, chunk=2, optimizer=plain, **oft),
         inline("one-row", contract(1, 4, 7), ["open the drawer"], 1, chunk=1, **groot),
