@@ -166,9 +166,8 @@ class Batcher(Generic[R]):
         session.open = max(0, session.open - 1)
         if session.open == 0:
             session.replied = now
-            if session.away_s is not None:
-                if session.away_s + session.deviation_s <= self._bound():
-                    self._expect(session, now + session.away_s + _DEVIATIONS * session.deviation_s)
+            if session.away_s is not None and session.away_s + session.deviation_s <= self._bound():
+                self._expect(session, now + session.away_s + _DEVIATIONS * session.deviation_s)
 
     def settle(self, request: R, seconds: float) -> None:
         """A request has taken so many device seconds: true up what was charged for it."""
