@@ -120,8 +120,8 @@ class Residency:
         """
         found: dict[int, tuple[Trainee, Way]] = {}
         for trainee, _ in islice(self._residents.values(), _SEARCHED):
-            choice = self._judge(trainee, before=rank(trainee.policy.tenant) < waiter)
-            if choice is not None:
+            choice = self._judge(trainee)
+            if choice is not None and not (choice[0] == 2 and (2 in found or rank(trainee.policy.tenant) < waiter)):
                 found.setdefault(choice[0], (trainee, choice[1]))
                 if choice[0] == 0:
                     break
@@ -140,12 +140,12 @@ class Residency:
             if now - last >= self._stuck_s and trainee.cornered and not (trainee.in_flight or trainee.has_work)
         ]
 
-    def _judge(self, trainee: Trainee, *, before: bool) -> tuple[int, Way] | None:
+    def _judge(self, trainee: Trainee) -> tuple[int, Way] | None:
         """Say how gladly a policy is let go (0 most), and how; None if it stays."""
         if trainee.vacating:
             return None
         if trainee.in_flight or trainee.has_work:
-            return (2, "checkpoint") if trainee.open and not before and not trainee.checkpoint_fails else None
+            return (2, "checkpoint") if trainee.open and not trainee.checkpoint_fails else None
         if trainee.covered:
             return 0, "evict"
         return None if trainee.cornered else (1, "checkpoint")
