@@ -146,7 +146,7 @@ class World:
         self.settle()
 
     def event(self, event: Event) -> None:
-        """Have the core handle an event, and a tick if it wants one; write the journal at once unless told otherwise."""
+        """Have the core handle an event, and a tick if it wants one; write the journal at once or when told."""
         self._run(self.core.handle(event, self.now))
         due = self.core.next_deadline()
         if due is not None and due <= self.now:
