@@ -138,7 +138,7 @@ class Cluster:
             self._ticking = due
             self.simulation.after(max(0.0, due - self.simulation.now), lambda: self._tick(due))
 
-    def say(self, peer: Peer, message: Message, *, buffers: tuple[bytes, ...] = ()) -> None:
+    def say(self, peer: Peer, message: Message, *, buffers: tuple[Buffer, ...] = ()) -> None:
         """Have a worker send a message."""
         event = BackMessage(
             peer=peer,

@@ -44,7 +44,8 @@ def heartbeats(waiting: int, *, seconds: float, target_ms: float) -> list[_repor
             register = Register(role="env", incarnation="bench", pid=1, credit={})
             _round_trip(worker, register)
             cpu = master.cpu_s()
-            pings, beats = [], []
+            pings: list[float] = []
+            beats: list[float] = []
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 pings.append(_round_trip(tenant, Ping()))

@@ -12,6 +12,7 @@ at most 2 ms with 2,048 waiting clients. (A `predict_done` answers up to 32 requ
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 from collections import defaultdict
@@ -59,8 +60,7 @@ def filled(queue: Queue, length: int) -> tuple[Cluster, list[Client]]:
         if queue == "training":
             again(loop.optim_step)
         else:  # a connection each: a session
-            client = Client(cluster, loop.client.tenant)
-            again(lambda client=client: client.ask(*act_request(1)))
+            again(functools.partial(Client(cluster, loop.client.tenant).ask, *act_request(1)))
     arrived = cluster.simulation.now + 1.0
     cluster.simulation.run(lambda: cluster.simulation.now > arrived)
     return cluster, [loop.value.client for loop in loops]
