@@ -92,7 +92,7 @@ class ExportedPolicy:
             raise ValueError(f"images have sizes {sizes}; the contract asks for: {wanted}")
         from joynexus.vla.feature import Observation
 
-        features = self._backbone.forward([Observation(tuple(images), instruction)])
+        features = self._backbone.forward([Observation(tuple(images), instruction)], self._policy.layers)
         states = np.asarray(state, dtype=np.float32)[None]
         chunk: npt.NDArray[np.float32] = self._policy.act(features, states, seeds=[seed])[0]
         return chunk

@@ -70,6 +70,16 @@ def test_an_exported_policy_that_samples_draws_for_a_seed_what_the_service_draws
     assert np.abs(loaded.act(views(), "push", state) - expected).max() > 1e-2
 
 
+def test_an_exported_policy_gets_every_hidden_state_that_its_head_reads(
+    loaded: ExportedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed module may read more than the last one."""
+    state = np.zeros(STATE, np.float32)
+    expected = loaded.act(views(), "push", state)
+    monkeypatch.setattr(loaded._policy.module, "layers", (1, -1))
+    np.testing.assert_array_equal(loaded.act(views(), "push", state), expected)
+
+
 def test_images_by_camera_name_are_put_in_the_contracts_order(loaded: ExportedPolicy) -> None:
     front, wrist = views()
     state = np.zeros(STATE)
