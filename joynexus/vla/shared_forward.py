@@ -97,7 +97,7 @@ class SharedForward:
         store: keeps them; None keeps nothing.
         clock: measures the forwards.
         max_rows: samples in one forward at most; bounds its memory.
-        advance: called after each forward, so that a long one does not look like a hang.
+        advance: called after each forward, also one that failed, so that a long group does not look like a hang.
     """
 
     def __init__(
@@ -189,6 +189,7 @@ class SharedForward:
             raise  # the device is lost to this process, which must start anew
         except Exception as error:  # whatever it is, one tenant's sample must not take the others down
             wasted = elapsed()
+            self._advance()
             log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=again)
             failed = self._seek(keys, wanting, error, again=again)
             guilty = [key for key in failed if key in wanting[key][0].poison]
@@ -221,9 +222,13 @@ class SharedForward:
 def _hand_out(key: str, feature: VLAFeature, wanting: Sequence[Need]) -> None:
     """Give a feature to all that lack it, and let their stores keep it."""
     wanting[0].forwards += 1
-    for store in {id(need.store): need.store for need in wanting}.values():
-        if store is not None:
-            store.put(key, feature)
+    stores = {id(need.store): need.store for need in wanting if need.store is not None}
+    for same, store in stores.items():
+        # What others in the group read would fill a budget that is not theirs.
+        asked = {layer for need in wanting if id(need.store) == same for layer in need.layers}
+        store.put(
+            key, VLAFeature({layer: feature.layers[layer] for layer in asked}, feature.token_type, feature.backbone)
+        )
     for need in wanting:
         need.found[key] = feature
         del need.missing[key]
