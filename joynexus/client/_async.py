@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import AsyncIterator, Coroutine, Generator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from joynexus.client._client import ClientVerbs, dial, greet
 from joynexus.client._datasets import DatasetVerbs
-from joynexus.client._flow import Flow, awaiting, follow
+from joynexus.client._flow import Flow, answered, awaiting, follow
 from joynexus.client._io import Connection, answer_of
 from joynexus.client._jobs import JobVerbs, Result
 from joynexus.client._packing import Batch
@@ -67,11 +68,12 @@ class AsyncPolicy(PolicyVerbs["asyncio.Future[OpResult]"]):
     """
 
     info = awaiting(PolicyVerbs._info)
+    release = awaiting(PolicyVerbs._release)
     act = awaiting(PolicyVerbs._act)
     version = awaiting(PolicyVerbs._version)
     export = awaiting(PolicyVerbs._export)
 
-    _turn: asyncio.Future[None] | None = None
+    _turn: Future[None] | None = None
     """Done when the newest op has been handed to the connection."""
 
     async def __aenter__(self) -> AsyncPolicy:
@@ -85,33 +87,26 @@ class AsyncPolicy(PolicyVerbs["asyncio.Future[OpResult]"]):
         """The policy's spec, contract included, to be awaited; it never changes."""
         return follow(self._spec())
 
-    async def release(self) -> None:
-        """Stop driving the policy, so that a job or another client can; waits for no op.
-
-        Raises:
-            JoyNexusError: if ops are still under way.
-        """
+    def _before_release(self) -> Flow[None]:
+        """Ops that were called before count as under way, also those that are still being prepared."""
         if self._turn is not None:
-            await asyncio.shield(self._turn)
-        await follow(self._release())
+            yield from answered(self._turn)
 
     def _order(self, prepare: Flow[Order]) -> asyncio.Future[OpResult]:
-        before, self._turn = self._turn, asyncio.get_running_loop().create_future()
+        before, self._turn = self._turn, Future()
+        self._turn.set_running_or_notify_cancel()  # whoever stops waiting for a turn does not take it away
         return asyncio.shield(_keep(asyncio.ensure_future(self._in_turn(prepare, before, self._turn))))
 
-    async def _in_turn(
-        self, prepare: Flow[Order], before: asyncio.Future[None] | None, turn: asyncio.Future[None]
-    ) -> OpResult:
+    async def _in_turn(self, prepare: Flow[Order], before: Future[None] | None, turn: Future[None]) -> OpResult:
         try:
             try:
                 message, buffers = await follow(prepare)
             finally:
                 if before is not None:
-                    await before
+                    await asyncio.wrap_future(before)
             result = self._connection.op(self.name, message, answer_of(OpResult), buffers=buffers)
         finally:
-            if not turn.done():  # cancelled: the event loop is being shut down
-                turn.set_result(None)
+            turn.set_result(None)
         return await asyncio.wrap_future(result)
 
     def _own(self, batch: Batch) -> Batch:

@@ -122,7 +122,7 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
 
     def _leave(self) -> Flow[None]:
         """Give leases back where no op is under way."""
-        for policy in self._handles.values():
+        for policy in list(self._handles.values()):  # others may make handles meanwhile
             # ValueError: closed already. Others: ops are under way, or nobody answers; the lease ends by itself.
             with contextlib.suppress(ValueError, JoyNexusError):
                 yield from answered(self._connection.release(policy.name, patience_s=1.0))
@@ -189,12 +189,12 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
             key: the same key again returns the same job, also after this process died; empty makes a new one.
 
         Raises:
-            JoyNexusError: if the service refuses the spec, or another driver has the policy.
+            JoyNexusError: if the service refuses the spec. A job whose policy somebody else drives waits.
         """
         message = SubmitJob(key=key or self._connection.new_key(), spec=spec)
         check_sendable(message)
         if isinstance(spec, SftSpec) and spec.policy in self._handles:
-            # Our own loop would be the driver that is in the way. If its ops are still running, the service says so.
+            # Our own loop would be the driver that the job waits for. While its ops run it stays that, rightly.
             with contextlib.suppress(JoyNexusError):
                 yield from self._handles[spec.policy]._release()
         info = yield from self._ask(message, JobInfo)

@@ -116,7 +116,7 @@ class JobVerbs:
         return info
 
     def _result(self) -> Flow[Result]:
-        info = self._known if self._known.state in ENDED else (yield from self._wait(progress=False))
+        info = self._known if self._known.state == "succeeded" else (yield from self._wait(progress=False))
         return info.evaluation or info.action_error or info.version
 
     def _save_videos(self, folder: str | Path) -> Flow[list[Path]]:

@@ -151,7 +151,12 @@ class PolicyVerbs(ABC, Generic[F]):
         Raises:
             JoyNexusError: if ops are still under way.
         """
+        yield from self._before_release()
         yield from answered(self._connection.release(self.name, patience_s=self._timeout_s))
+
+    def _before_release(self) -> Flow[None]:
+        """Wait until all ops have been handed to the connection; here they have when their calls return."""
+        yield from ()
 
     def _act(
         self,

@@ -99,6 +99,27 @@ def test_cancelled_await_neither_loses_nor_doubles_the_op(tmp_path: Path) -> Non
     }
 
 
+def test_job_is_submitted_behind_the_ops_that_were_called_before(tmp_path: Path) -> None:
+    """Otherwise the job would drive the policy before an op that still uploads its samples."""
+
+    async def main() -> None:
+        async with joynexus.connect_async(service.cluster) as client:
+            policy = client.policy("p")
+            await policy.optim_step()
+            uploading = policy.forward_backward(batch(100))
+            await client.sft(policy="p", dataset="d", steps=3)
+            await uploading
+
+    with running(tmp_path) as service:
+        ordinary, job_says = with_policy(service), job_answers()
+        service.answer = lambda packet: job_says(packet) or ordinary(packet)
+        asyncio.run(main())
+    kinds = [packet.header.kind for packet in service.heard]
+    before = kinds[: kinds.index("submit_job")]
+    assert "forward_backward" in before
+    assert "release_lease" not in before[: before.index("forward_backward")]
+
+
 def test_op_that_cannot_be_prepared_fails_where_it_is_awaited_and_the_next_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         async with joynexus.connect_async(service.cluster) as client:

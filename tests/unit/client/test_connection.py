@@ -271,6 +271,23 @@ def test_job_collects_its_curve_piece_by_piece(tmp_path: Path) -> None:
         assert sinces == [0, 2, 3]
 
 
+def test_result_of_a_job_that_failed_says_why(tmp_path: Path) -> None:
+    why = failure(ErrorCode.BAD_DATA, "the data set has no episodes")
+
+    def answer(packet: Packet):
+        spec = joynexus.SftSpec(policy="p", dataset="d", steps=3)
+        if packet.header.kind == "get_job":
+            return [JobInfo(job="j1", spec=spec, state="failed", done=0, total=3, error=why)]
+        return service.ordinary(packet)
+
+    with running(tmp_path) as service:
+        service.answer = answer
+        with joynexus.connect(service.cluster) as client:
+            job = client.job("j1")
+            with pytest.raises(JoyNexusError, match="the data set has no episodes"):
+                _ = job.result
+
+
 def test_misspelt_field_is_named(tmp_path: Path) -> None:
     with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
         with pytest.raises(ValueError, match="stepz"):
