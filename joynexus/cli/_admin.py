@@ -25,7 +25,7 @@ commands.add_typer(_limits.commands, name="limits")
 @commands.command()
 def move(
     policy: Annotated[str, typer.Argument(help="Name of the policy; TENANT/POLICY for somebody else's.")],
-    trainer: Annotated[str, typer.Argument(help="Name of the trainer as in `joynexus status`, e.g. trainer-2.")],
+    trainer: Annotated[str, typer.Argument(help="Name of the trainer: `worker` in `joynexus status`.")],
     config: Config = None,
 ) -> None:
     """Have a policy live on another trainer. It goes between two optimizer steps; nobody's numbers change."""

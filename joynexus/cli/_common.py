@@ -68,7 +68,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
             table.add_column(columns[index], overflow="fold")
     for row in cells:
         table.add_row(*(row[index] for index in kept))
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # cells are what users and operators named, not styles
 
 
 def _text(cell: object) -> str:

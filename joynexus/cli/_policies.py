@@ -165,7 +165,9 @@ def act(
             arrays = _arrays(observation)
         if state:
             arrays["state"] = np.array([_float(part) for part in state.split(",")], dtype=np.float32)
-        arrays.update(zip(cameras, (_picture(path) for path in image or []), strict=False))
+        if len(pictures := image or []) > len(cameras):
+            raise ValueError(f"there are {len(pictures)} pictures; the policy sees {', '.join(cameras) or 'none'}")
+        arrays.update(zip(cameras, map(_picture, pictures), strict=False))  # the file may have the others
         if "state" not in arrays:
             raise ValueError("there is no state: give --state, or an --observation file with an array 'state'")
         text = instruction or str(arrays.get("instruction", ""))

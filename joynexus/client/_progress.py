@@ -27,11 +27,11 @@ from joynexus.wire.front import JobInfo
 class _Bar:
     def __init__(self, title: str, total: float | None, columns: list[ProgressColumn], *, enabled: bool) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             *columns,
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", style="dim"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=Console(stderr=True),
             disable=not (enabled and sys.stderr.isatty()),
         )

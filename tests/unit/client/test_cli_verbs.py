@@ -8,14 +8,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from joynexus.cli import app
+from joynexus.cli._common import print_table
+from joynexus.client._progress import JobBar
 from joynexus.specs import SftSpec
 from joynexus.wire import ErrorCode, Message, Packet, failure
 from joynexus.wire.front import (
     CancelJob,
     ClusterStatus,
     GetJob,
+    GetPolicy,
     GetUsage,
     JobInfo,
     JobList,
@@ -158,6 +162,18 @@ def test_status_says_who_runs_what_how_exactly_and_who_waits(joynexus: Run) -> N
     assert "1000 policies, 32 in a trainer's memory; 4 jobs running; 9 versions served" in lines
 
 
+def test_brackets_in_names_and_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich would take `[b]` for a style, and end with an error at `[/d]`."""
+    print_table(("backbone",), [("models/[b]/:key:/[/d]",)])
+    with JobBar("evaluate p on [/d]", enabled=True) as bar:
+        bar.show(msgspec.structs.replace(JOB, message="actions [a] are not finite [/b]"))
+        Console(width=200).print(bar._progress)
+    out = capsys.readouterr().out
+    assert "models/[b]/:key:/[/d]" in out
+    assert "evaluate p on [/d]" in out
+    assert "parked: actions [a] are not finite [/b]" in out
+
+
 def test_policies_say_where_they_live(joynexus: Run) -> None:
     assert ["p", "oft", "lite", "0", "0", "-", "trainer-2", "yes"] in words(joynexus("policies"))
 
@@ -203,6 +219,16 @@ def test_head_adapter_and_their_sizes_reach_the_spec(joynexus: Run, service: Fak
     assert (create.head, create.head_config) == ("groot", {"size": "small", "width": 192})
     assert (create.adapter, create.adapter_config) == ("bottleneck", {"width": 32})
     assert (create.optimizer.lr, create.seed, message.spec.seed) == (0.002, 7, 7)
+
+
+def test_more_pictures_than_cameras_are_refused_not_dropped(
+    joynexus: Run, service: FakeService, tmp_path: Path
+) -> None:
+    ordinary = service.answer
+    service.answer = lambda packet: [INFO] if isinstance(packet.message, GetPolicy) else ordinary(packet)
+    pictures = [option for side in "ab" for option in ("--image", str(tmp_path / f"{side}.png"))]
+    (line,) = joynexus("act", "--policy", "p", "--state", "0,0,0", *pictures, code=1)
+    assert line == "error: there are 2 pictures; the policy sees front"
 
 
 def test_refusal_of_the_service_is_the_sentence_it_said(joynexus: Run, service: FakeService) -> None:
