@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _report.arguments("fused_heads", "Private parts fused across tenants, against one after another.", argv)
     rows = [loss_row(batch, 5 if options.quick else 40) for batch in (1, 8, 64)]
     rows += [optimizer_row(head, 10 if options.quick else 40) for head in ("oft", "groot")]
-    _report.write("fused_heads", options, rows, flags="--quick" if options.quick else "")
+    _report.write("fused_heads", options, rows)
 
 
 def loss_row(batch: int, runs: int) -> _report.Row:

@@ -94,7 +94,8 @@ def _more(parser: argparse.ArgumentParser) -> None:
 
 def _flags(options: argparse.Namespace) -> str:
     """Write the options that were given, for the command in the results."""
-    given = [("device", [options.device]), ("dtype", [options.dtype])] if options.device != "cpu" else []
+    given = [("device", [options.device])] if options.device != "cpu" else []
+    given += [("dtype", [options.dtype])] if options.dtype != "float32" else []
     given += [("backbone", options.backbone or []), ("head", options.head or [])]
     given += [("seconds", [f"{options.seconds:g}"])] if options.seconds else []
     return "".join(f" --{name} {value}" for name, values in given for value in values)
