@@ -32,6 +32,7 @@ from joynexus.vla.feature import IMAGE, LAST, TEXT, Observation, VLAFeature
 HIDDEN = 384
 DEFAULT_SIDE = 128
 MAX_TEXT_TOKENS = 256  # what MiniLM was trained for
+_TOKENS_A_CHAR = 4  # at most: its tokenizer takes composed characters (Hangul syllables, say) apart
 _REMEMBERED_TEXTS = 1024
 _PLACE_SCALE = 0.5
 _FORMAT = "lite-1"  # part of the digest: bump it when the same weights give other features
@@ -75,8 +76,8 @@ class LiteBackbone(Backbone):
     def check(self, observation: Observation) -> None:
         """Refuse what `Backbone.check` refuses, and instructions that the text encoder cannot hold."""
         super().check(observation)
-        # A token has at least one character, so short instructions need no tokenizer.
-        if len(observation.instruction) > MAX_TEXT_TOKENS - 2:
+        # Short instructions need no tokenizer.
+        if len(observation.instruction) * _TOKENS_A_CHAR > MAX_TEXT_TOKENS - 2:
             tokens = self._text_tokens(observation.instruction)
             if tokens > MAX_TEXT_TOKENS:
                 raise ValueError(f"the instruction has {tokens} tokens; this backbone takes at most {MAX_TEXT_TOKENS}")
