@@ -35,14 +35,18 @@ class Grouping:
         self._points = sorted(seconds.items())
 
     def seconds(self, tokens: float) -> float:
-        """Expect the time of a forward: linear between points; above the last in proportion to it; at least zero."""
+        """Expect the time of a forward: linear between points; above the last in proportion to it.
+
+        Below the first point its segment goes on, for what remains at zero tokens is what a forward costs in itself.
+        Where noise makes that less than nothing, it goes in proportion: short samples are not for free.
+        """
         last_tokens, last_seconds = self._points[-1]
         if tokens >= last_tokens:
             return last_seconds * tokens / last_tokens
-        # Below the first point its segment goes on: what remains at zero tokens is what a forward costs in itself.
         right = max(bisect_left(self._points, (tokens, 0.0)), 1)
         (x0, y0), (x1, y1) = self._points[right - 1], self._points[right]
-        return max(y0 + (tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
+        line = y0 + (tokens - x0) * (y1 - y0) / (x1 - x0)
+        return line if tokens >= x0 else max(line, y0 * tokens / x0)
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Cut samples, in order, into forwards of about equal tokens.

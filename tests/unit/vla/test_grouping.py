@@ -48,6 +48,13 @@ def test_times_that_are_as_good_as_equal_take_fewer_forwards() -> None:
     assert Grouping({100: 1.0, 200: 2.005, 800: 8.03}).cut([100] * 8) == [8]
 
 
+def test_short_samples_are_not_taken_for_free_where_noise_bends_the_curve() -> None:
+    """The line through the first two points meets zero at 50 tokens."""
+    grouping = Grouping({100: 1.0, 200: 3.0, 1600: 24.0})
+    assert grouping.seconds(20) == pytest.approx(0.2)
+    assert grouping.cut([20] * 4) == [4]
+
+
 def test_no_sample_makes_no_forward() -> None:
     assert Grouping({1: 1.0, 2: 1.5}).cut([]) == []
 
