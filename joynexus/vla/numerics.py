@@ -90,11 +90,21 @@ def probe(backbone: Backbone) -> NumericsVerdict:
     Sets `backbone.group_exactly` to the verdict: an `exact` backbone that cannot hold groups then runs its samples one
     by one.
     The forwards of the trial do not count in `backbone.samples_forwarded`.
+
+    Raises:
+        ValueError: if features are not finite, as of weights that do not fit into the type.
     """
+    import torch
+
     observations = _trial_observations()
     counted = backbone.samples_forwarded
     backbone.group_exactly = True  # the trial must really group
     alone = [backbone.forward([observation])[0] for observation in observations]
+    if not all(torch.isfinite(feature.last).all() for feature in alone):
+        raise ValueError(
+            f"backbone '{backbone.name}' gives NaN or infinity in {str(backbone.dtype).removeprefix('torch.')} on this "
+            "device: choose float32 or bfloat16, or other weights"
+        )
     groups: list[Sequence[int]] = [(0, 1), (1, 0), (2, 0, 3), tuple(range(len(observations))), (3, 3, 3, 3, 2, 1, 0, 0)]
     worst, differing, compared = 0.0, 0, 0
     for group in groups:

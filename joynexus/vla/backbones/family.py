@@ -131,6 +131,8 @@ class PackedBackbone(Backbone):
 
     def calibrate(self) -> str:
         """Time forwards of 1 to 16 samples; see `Backbone.calibrate`."""
+        if self.exact and not self.group_exactly:
+            return "samples go through the model one by one, because groups change bits on this host"
         self.grouping, counted = None, self.samples_forwarded
         self.grouping = Grouping(time_forwards(self))
         self.samples_forwarded = counted

@@ -1,7 +1,7 @@
 """Time forwards of one model by their size, once, at start-up.
 
-In: a loaded backbone. Out: the least busy seconds seen for each number of tokens. Never: more than some seconds, or
-than one round of 15 samples where these take longer; or all forwards of one size in a row, for a host's speed drifts.
+In: a loaded backbone. Out: the least busy seconds seen for each number of tokens. Never: more than `BUDGET_S`, or than
+one round of 15 samples where these take longer; or all forwards of one size in a row, for a host's speed drifts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def time_forwards(backbone: Backbone) -> dict[int, float]:
     spent = time(1)
     sizes = SIZES if spent * sum(SIZES) <= BUDGET_S else SIZES[:-1]
     rounds: list[dict[int, float]] = []
-    while not rounds or (spent < BUDGET_S and len(rounds) < _ROUNDS):
+    while not rounds or (len(rounds) < _ROUNDS and spent + sum(rounds[-1].values()) <= BUDGET_S):
         rounds.append({size: time(size) for size in sizes})
         spent += sum(rounds[-1].values())
     return {length * size: min(times[size] for times in rounds) for size in sizes}

@@ -72,6 +72,22 @@ def test_a_probe_that_sees_other_bits_in_groups_says_so(tiny: Backbone, monkeypa
     assert "one by one" in verdict.detail
 
 
+def test_a_backbone_that_gives_no_numbers_is_refused_in_one_sentence(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = tiny._forward
+
+    def overflowing(observations: Any, layers: Any) -> Any:
+        features = forward(observations, layers)
+        features[0].last[0, 0] = float("nan")
+        return features
+
+    monkeypatch.setattr(tiny, "group_exactly", True)
+    monkeypatch.setattr(tiny, "_forward", overflowing)
+    with pytest.raises(ValueError, match="'tiny-qwen3vl' gives NaN or infinity in float32"):
+        numerics.probe(tiny)
+
+
 def test_what_is_seen_and_where_changes_the_feature(backbone: Backbone) -> None:
     first, second = picture(1), picture(2)
     base, other_picture, swapped, other_text = backbone.forward(
@@ -233,6 +249,18 @@ def test_lite_encodes_text_as_the_real_minilm_does(lite: Backbone) -> None:
     with torch.no_grad():
         expected = functional.layer_norm(model(**ids).last_hidden_state[0], (384,))
     torch.testing.assert_close(lite.forward([Observation((), text)])[0].last, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("char", ["a", "\uac01"])
+def test_lite_lets_no_instruction_through_that_its_text_encoder_cannot_hold(lite: Backbone, char: str) -> None:
+    """A Hangul syllable is one character and three tokens."""
+    for words in range(1, 9):
+        asked = Observation((), " ".join([char * 30] * words))
+        if lite.tokens(asked) <= 256:
+            lite.check(asked)
+        else:
+            with pytest.raises(ValueError, match="at most 256"):
+                lite.check(asked)
 
 
 def test_lite_sees_what_the_released_network_sees(lite: Backbone) -> None:

@@ -11,11 +11,12 @@ import torch
 from joynexus.vla import numerics
 from joynexus.vla.backbones import Backbone, load_backbone
 from joynexus.vla.backbones.qwen_vl import MAX_TOKENS
+from joynexus.vla.backbones.timing import BUDGET_S, time_forwards
 from joynexus.vla.feature import Observation
 from joynexus.vla.grouping import Grouping
 from tests.unit.vla.samples import observation, picture
 
-ALONE, WHOLE, PAIRS = ({50: 1.0, 100: 2.5, 800: 30.0}, {50: 1.0, 800: 1.1}, {50: 1.0, 120: 1.2, 240: 6.0, 800: 30.0})
+ALONE, WHOLE, PAIRS = ({10: 1.0, 100: 20.0, 800: 300.0}, {50: 1.0, 800: 1.1}, {50: 1.0, 120: 1.2, 240: 6.0, 800: 30.0})
 
 
 @pytest.fixture(params=["tiny", "tiny25"])
@@ -77,6 +78,36 @@ def test_a_slow_host_measures_one_round_without_the_largest_size(
     monkeypatch.setattr("joynexus.vla.backbones.timing.BUDGET_S", 0.0)
     packed.calibrate()
     assert sizes == [1, 1, 1, 2, 4, 8]
+
+
+def test_a_host_that_runs_samples_one_by_one_says_so_and_measures_nothing(
+    packed: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "group_exactly", False)
+    monkeypatch.setattr(packed, "grouping", None)
+    assert "one by one, because groups change bits" in packed.calibrate()
+    assert packed.grouping is None
+
+
+@pytest.mark.parametrize(("second", "rounds"), [(0.001, 3), (0.04, 2), (0.09, 1), (0.15, 1)])
+def test_measuring_takes_no_more_rounds_than_its_budget_allows(
+    packed: Backbone, monkeypatch: pytest.MonkeyPatch, second: float, rounds: int
+) -> None:
+    """Every sample takes the same time."""
+    sizes: list[int] = []
+
+    class Ticks:
+        def __init__(self, device: object) -> None:
+            pass
+
+        def start(self) -> Any:
+            return lambda: second * sizes[-1]
+
+    monkeypatch.setattr("joynexus.vla.backbones.timing.BusyClock", Ticks)
+    monkeypatch.setattr(packed, "forward", lambda samples: sizes.append(len(samples)))
+    time_forwards(packed)
+    assert sizes.count(2) == rounds
+    assert sum(sizes) * second <= (BUDGET_S if second < 0.1 else 17 * second)
 
 
 def test_lite_needs_no_measuring(lite: Backbone) -> None:

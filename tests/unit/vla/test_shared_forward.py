@@ -1,4 +1,4 @@
-"""Promises of a shared forward to those who share it: nobody's budget is filled, nobody's progress hidden, by others."""
+"""Promises of a shared forward: nobody's budget is filled by what others read, and a long search shows progress."""
 
 from __future__ import annotations
 
