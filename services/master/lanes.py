@@ -19,6 +19,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_ROUNDING = 1 + 1e-9
+"""A counter that grew by less has not: an estimate that was right still leaves a rounding error when it is trued up, and
+tenants with equal counters would all be entered anew at once."""
+
 
 class Counters:
     """Use by tenant, in device seconds divided by weight. May be shared by several queues.
@@ -57,8 +61,8 @@ class Counters:
     def charge(self, tenant: str, seconds: float) -> None:
         """Add use: an estimate when work is given out, the (signed) difference when its cost is known."""
         if math.isfinite(seconds):  # else a worker's clock has gone wrong, which must not confuse the order
-            self._used[tenant] = self.used(tenant) + seconds / self.weight(tenant)
-            self._seconds[tenant] = self.seconds(tenant) + seconds
+            self._used[tenant] = self._used.get(tenant, 0.0) + seconds / self._weights.get(tenant, 1.0)
+            self._seconds[tenant] = self._seconds.get(tenant, 0.0) + seconds
 
     def lift(self, tenant: str, floor: float) -> None:
         """Raise a counter to at least `floor`."""
@@ -182,7 +186,7 @@ class Lanes(Generic[T]):
         while heap:
             counter, _, tenant = heap[0]
             used = self._counters.used(tenant)
-            if used <= counter:
+            if used <= counter * _ROUNDING:
                 self._floors[priority] = max(self._floors.get(priority, 0.0), used)
                 return tenant
             heapq.heappop(heap)

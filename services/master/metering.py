@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import TypedDict, cast
 
 import msgspec
 
@@ -53,7 +54,8 @@ class Meter:
         """Count use, to be written down with the next flush; return the new total, to write it down earlier."""
         mine = self._totals[tenant]
         old = mine.get(policy) or UsageRecord(tenant=tenant, policy=policy)
-        more = {field: getattr(old, field) + amount for field, amount in use.items() if 0 <= _number(amount) < math.inf}
+        amounts = cast(Mapping[str, float], use).items()
+        more = {field: getattr(old, field) + amount for field, amount in amounts if 0 < amount < math.inf}
         total = mine[policy] = msgspec.structs.replace(old, **more)
         self._unwritten.add((tenant, policy))
         if not self._flushing:
@@ -89,10 +91,6 @@ class Meter:
         if self._unwritten:
             self._outbox.save([self._totals[tenant][policy] for tenant, policy in sorted(self._unwritten)])
             self._unwritten.clear()
-
-
-def _number(amount: object) -> float:
-    return amount if isinstance(amount, int | float) else math.nan
 
 
 def _line(record: UsageRecord) -> UsageLine:

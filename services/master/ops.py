@@ -76,7 +76,7 @@ class Op:
         self.unsaved: Sequence[Record] = ()
         self.waiters: list[tuple[Peer, str]] = []
         self.kills = 0
-        self._story: list[str] = []
+        self._story: tuple[tuple[OpState, OpState, str], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -92,9 +92,9 @@ class Op:
         if to not in TRANSITIONS[self.state]:
             raise InvalidTransition(
                 f"op {self.record.seq} of '{self.record.policy}' cannot go from {self.state} to {to} ({why}); "
-                f"its story: {', '.join(self._story) or 'none'}"
+                f"its story: {', '.join(f'{a}→{b}: {why}' for a, b, why in self._story) or 'none'}"
             )
-        self._story = [*self._story[-_STORY_LENGTH:], f"{self.state}→{to}: {why}"]
+        self._story = (*self._story[-_STORY_LENGTH:], (self.state, to, why))
         self.state = to
 
     def attach(self, peer: Peer, request: str) -> None:
