@@ -1,7 +1,7 @@
 """Named tensors that came from outside, against those that are expected.
 
 In: tensors of a version, a checkpoint or a tenant's own file. Out: nothing, if they fit. Never: a tensor of another
-name, shape or type taken for the right one, or a value that is not finite.
+name, shape or type taken for the right one; or a sentence as long as a file's author likes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ def check_names(what: str, found: Iterable[str], expected: Iterable[str]) -> Non
     """
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
-        raise ValueError(f"{what} does not fit its spec: missing tensors {missing[:3]}, unknown tensors {extra[:3]}")
+        unknown = [brief(name, 80) for name in extra[:3]]
+        raise ValueError(f"{what} does not fit its spec: missing tensors {missing[:3]}, unknown tensors {unknown}")
+
+
+def brief(text: object, limit: int = 200) -> str:
+    """Return foreign text as part of a sentence: on one line, and cut."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else line[:limit] + "…"
 
 
 def check_tensors(

@@ -9,7 +9,6 @@ The same policy and version give the same bytes, so a replay after a crash issue
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from joynexus.specs import PolicySpec
 from joynexus.vla.policy import Policy
-from joynexus.vla.tensors import check_names, check_tensors, layout
+from joynexus.vla.tensors import brief, check_names, check_tensors, layout
 
 FORMAT = 1
 _KEY = "joynexus"  # one metadata entry only: safetensors writes several in no fixed order
@@ -116,7 +115,7 @@ def read_version(source: Path | bytes, expected_digest: str | None = None, *, de
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise ValueError(f"{name} is damaged: {error}") from error
+        raise ValueError(f"{name} is damaged: {brief(error)}") from error
     policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device, drawn=False)
     check_tensors(name, tensors, layout(policy.module))
     policy.module.load_state_dict(tensors)
@@ -147,13 +146,13 @@ def read_weights(source: Path, policy: Policy) -> dict[str, Tensor]:
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise ValueError(f"{name} is no safetensors file, or damaged: {error}") from error
+        raise ValueError(f"{name} is no safetensors file, or damaged: {brief(error)}") from error
     stated = metadata.get("backbone_digest")
     if _KEY in metadata:
         stated = _decode_meta(name, metadata[_KEY]).backbone_digest
     if stated is not None and stated != policy.backbone_digest:
         raise ValueError(
-            f"{name} was trained on backbone {stated}, but this policy reads {policy.backbone_digest}: "
+            f"{name} was trained on backbone {brief(stated, 64)}, but this policy reads {policy.backbone_digest}: "
             "create the policy on that backbone"
         )
     check_tensors(name, tensors, expected)
@@ -178,26 +177,37 @@ def write_durably(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+class _Header(msgspec.Struct, frozen=True):
+    metadata: dict[str, str] = msgspec.field(name="__metadata__")
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)  # the last: JSON nested without end
+
+
 def _read_meta(name: str, content: bytes) -> VersionMeta:
     """Read the metadata out of the safetensors header: 8 bytes of length, then JSON."""
     try:
         (size,) = struct.unpack_from("<Q", content)
         if size > min(_MAX_HEADER, len(content) - 8):
             raise ValueError(f"{name} is truncated: its header says {size} bytes, the file has {len(content)}")
-        text = json.loads(content[8 : 8 + size])["__metadata__"][_KEY]
-    except (struct.error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        text = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata[_KEY]
+    except (struct.error, KeyError, *_UNREADABLE) as error:
         raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
     return _decode_meta(name, text)
 
 
 def _decode_meta(name: str, text: str) -> VersionMeta:
     try:
-        head = json.loads(text)["format"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(text, type=_Format).format
+    except _UNREADABLE as error:
         raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
-    if head != FORMAT:
-        raise ValueError(f"{name} has format {head}; this program reads format {FORMAT}: use a newer one")
+    if found != FORMAT:
+        raise ValueError(f"{name} has format {found}; this program reads format {FORMAT}: use a newer one")
     try:
         return msgspec.json.decode(text, type=VersionMeta)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{name} has metadata that is not valid: {error}") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"{name} has metadata that is not valid: {brief(error)}") from error

@@ -83,6 +83,10 @@ def _reshaped(tensors: Tensors) -> None:
     tensors["middle.bias"] = tensors["middle.bias"].view(4, 8)
 
 
+def _long_name(tensors: Tensors) -> None:
+    tensors["x" * 100_000] = torch.zeros(1)
+
+
 def _half(tensors: Tensors) -> None:
     tensors["middle.bias"] = tensors["middle.bias"].bfloat16()
 
@@ -97,10 +101,15 @@ def _poisoned(tensors: Tensors) -> None:
         (_missing, None, "missing tensors \\['gate'\\]"),
         (_unknown, None, "missing tensors \\['gate'\\], unknown tensors \\['module.gate'\\]"),
         (_reshaped, None, "'middle.bias' is \\[4, 8\\], expected \\[32\\]"),
+        (_long_name, None, "missing tensors \\[\\], unknown tensors \\['xxxx"),
         (_half, None, "'middle.bias' is torch.bfloat16"),
         (_poisoned, None, "NaN or infinity in 'gate'"),
         (lambda tensors: None, {"backbone_digest": "c" * 32}, "was trained on backbone c+"),
+        (lambda tensors: None, {"backbone_digest": "c\n" * 100_000}, "was trained on backbone c c"),
         (lambda tensors: None, {"joynexus": "{"}, "no readable metadata"),
+        (lambda tensors: None, {"joynexus": "[" * 100_000}, "no readable metadata"),
+        (lambda tensors: None, {"joynexus": '{"format": ' + "1" * 5000 + "}"}, "no readable metadata"),
+        (lambda tensors: None, {"joynexus": '{"format": 1, "' + "x" * 100_000 + '": 2}'}, "metadata that is not valid"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_in_one_sentence_and_changes_nothing(
@@ -133,6 +142,7 @@ def refuses(path: Path, says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         learner.load_weights(path)
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
     assert (learner.step, learner.pending) == (3, 1)
     expected = trained()
     expected.forward_backward(*batch(7).arguments())

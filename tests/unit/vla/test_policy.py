@@ -471,6 +471,8 @@ def _poisoned(content: bytes) -> bytes:
         (lambda c: b"", "not a JoyNexus version file"),
         (lambda c: b"PK\x03\x04" + c, "truncated"),
         (lambda c: _whole({}, b""), "no readable metadata"),
+        (lambda c: _whole({"__metadata__": {"joynexus": "\ud800"}}, b""), "no readable metadata"),
+        (lambda c: struct.pack("<Q", 100_000) + b"[" * 100_000, "no readable metadata"),
         (lambda c: _with_meta(c, format=9), "format 9"),
         (lambda c: _with_meta(c, surprise=1), "surprise"),
         (lambda c: _with_meta(c, hidden_size=HIDDEN * 2), "does not fit its spec"),
