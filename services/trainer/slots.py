@@ -86,9 +86,13 @@ class Slot:
     def recall(self, item: TrainItem) -> TrainDone | None:
         """Return the stored answer if this op was applied here before.
 
+        A checkpoint of the state as it is gets none: one that failed may succeed now, one that was stored may be gone.
+
         Raises:
             OutOfOrder: if it was applied here, but is to be skipped: then this state is not the policy's any more.
         """
+        if item.kind == "checkpoint" and item.seq == self.applied_seq:
+            return None
         done, skipped = self._results.get((item.seq, item.kind == "checkpoint"), (None, item.skip))
         if skipped != item.skip:
             raise OutOfOrder(

@@ -116,6 +116,27 @@ def test_a_group_that_comes_twice_changes_nothing(bench: Bench) -> None:
     bench.done(Group().train("arm", 4, Arrays(4)))
 
 
+def test_a_checkpoint_that_found_the_disk_full_succeeds_once_there_is_room(bench: Bench) -> None:
+    bench.done(Group(opening("arm")).train("arm", 1, Arrays(1)))
+    put = bench.put_blob
+
+    def full(path: Path) -> tuple[str, int]:
+        raise OSError("no space left")
+
+    bench.put_blob = full
+    assert bench.one(Group().op("arm", 1, "checkpoint")).result.error.code == ErrorCode.UNAVAILABLE
+    bench.put_blob = put
+    assert bench.blobs.has(checkpoint(bench, 1))
+
+
+def test_a_checkpoint_that_nobody_kept_is_written_again_when_it_is_asked_for_again(bench: Bench) -> None:
+    bench.done(Group(opening("arm")).train("arm", 1, Arrays(1)))
+    lost = checkpoint(bench, 1)
+    bench.blobs.delete(lost)
+    assert checkpoint(bench, 1) == lost
+    assert bench.blobs.has(lost)
+
+
 def test_a_slot_that_is_ahead_of_the_checkpoint_asked_for_is_kept(bench: Bench) -> None:
     bench.done(Group(opening("arm")).train("arm", 1, Arrays(1)))
     saved = checkpoint(bench, 1)
