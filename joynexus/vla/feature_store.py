@@ -155,10 +155,11 @@ class FeatureStore:
         if head == _head(backbone, body):
             with suppress(SafetensorError, ValueError):  # written by an older program: as good as absent
                 feature = VLAFeature.from_tensors(load(body), backbone.decode())
-                with suppress(FileNotFoundError):
+                with suppress(OSError):  # removed meanwhile, or another user's
                     os.utime(path)  # read lately: goes last
                 return feature
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         return None
 
     def _make_room(self) -> None:
@@ -188,9 +189,14 @@ class FeatureStore:
         for _, size, path in oldest_first:
             if gone >= nbytes:
                 break
-            with suppress(FileNotFoundError):
+            try:
                 os.unlink(path)
                 self._evictions += 1
+            except FileNotFoundError:  # another process was faster
+                pass
+            except OSError as error:
+                log.warning("a stored feature cannot be removed: %s", error)
+                continue
             gone += size
         return gone
 

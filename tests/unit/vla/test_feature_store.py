@@ -118,6 +118,25 @@ def test_a_full_disk_forgets_features_and_fails_nothing(tmp_path: Path, monkeypa
     assert FeatureStore(tmp_path, 1 << 20).get(key(1), LAST) is None
 
 
+def test_files_of_another_user_are_read_and_fail_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = FeatureStore(tmp_path, 1 << 20)
+    theirs.put(key(1), made(1))
+    theirs.put(key(2), made(2))
+    [torn] = tmp_path.glob(f"*/{key(2)}.-1")
+    torn.write_bytes(b"torn")
+    size = theirs.stats.bytes
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    for call in ("utime", "unlink"):
+        monkeypatch.setattr(os, call, forbidden)
+    store = FeatureStore(tmp_path, size // 2)
+    assert same(store.get(key(1), LAST), made(1))
+    assert store.get(key(2), LAST) is None
+    assert store.stats.evictions == 0
+
+
 def test_a_feature_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, 100)
     store.put(key(1), made(1))
