@@ -37,7 +37,7 @@ def installed_heads(built_in: Mapping[str, type[ActionModule]]) -> Heads:
     """Join the modules built in with the installed ones; what cannot be used is logged once and named in `broken`."""
     heads = Heads(dict(built_in))
     offers: dict[str, dict[str, EntryPoint]] = {}  # a package that is seen twice on the path is one package
-    for offer in entry_points(group=GROUP):
+    for offer in _offers():
         offers.setdefault(offer.name, {}).setdefault(_package(offer), offer)
     for name, packages in sorted(offers.items()):
         try:
@@ -50,6 +50,14 @@ def installed_heads(built_in: Mapping[str, type[ActionModule]]) -> Heads:
         else:
             heads.usable[name] = kind
     return heads
+
+
+def _offers() -> tuple[EntryPoint, ...]:
+    try:
+        return tuple(entry_points(group=GROUP))
+    except Exception as error:  # a package whose metadata is torn; which one, the library does not say
+        log.warning("no installed action module is available: a package's entry points cannot be read: %r", error)
+        return ()
 
 
 class _Refused(Exception):  # noqa: N818 - an outcome, caught above
@@ -81,4 +89,4 @@ def _import_failed(packages: Mapping[str, EntryPoint], error: BaseException) -> 
 
 
 def _package(offer: EntryPoint) -> str:
-    return offer.dist.name if offer.dist is not None else offer.module
+    return (offer.dist.name if offer.dist is not None else None) or offer.module

@@ -109,6 +109,19 @@ def test_a_module_that_cannot_be_imported_stops_nothing_and_is_named_with_the_re
     assert check_modules(policy_spec(head="good"), HIDDEN) > 0
 
 
+def test_a_package_with_torn_metadata_stops_nothing(site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(site, "nameless-pack", {"nameless": "no_such_module:Mine"})
+    next(site.glob("*/METADATA")).unlink()
+    assert heads.known_heads() == ("groot", "oft")
+    assert "importing 'no_such_module:Mine' of package 'no_such_module' failed" in refusal("nameless")
+    install(site, "torn-pack", {"torn": "torn_module:Mine"})
+    (site / "torn_pack-1.0.dist-info" / "entry_points.txt").write_text(f"[{GROUP}]\ntorn\n")
+    heads._heads.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert heads.known_heads() == ("groot", "oft")
+    assert "entry points cannot be read" in caplog.text
+
+
 def test_what_is_no_action_module_is_refused(site: Path) -> None:
     entries = {"number": "some_module:NUMBER", "other": "some_module:Other", "part": "some_module:Unfinished"}
     install(site, "some-pack", entries, some_module=HEAD + "\nNUMBER = 3\nclass Other: pass\n")
