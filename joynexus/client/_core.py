@@ -160,16 +160,19 @@ class ClientCore:
             if pending is None or pending.due != due:
                 continue  # answered or rescheduled since
             if pending.deadline is not None and now >= pending.deadline:
-                commands += self._fail(id_, self._silent(pending.ask.patience_s, pending.ask), now)
+                commands += self._fail(id_, self._silent(pending.ask.patience_s, pending.ask, now), now)
             elif pending.deadline is None and now - self._heard_at >= SILENCE_LIMIT_S:
-                commands += self._fail(id_, self._silent(SILENCE_LIMIT_S, pending.ask), now)
+                commands += self._fail(id_, self._silent(SILENCE_LIMIT_S, pending.ask, now), now)
             else:
                 commands.append(self._send(pending, now))
         return commands
 
-    def _silent(self, seconds: float, ask: Ask) -> JoyNexusError:
+    def _silent(self, seconds: float, ask: Ask, now: float) -> JoyNexusError:
         if why := self._refusals.get(ask.channel):
             return JoyNexusError(failure(ErrorCode.FORBIDDEN, why))
+        if now - self._heard_at < seconds:
+            late = f"no answer to this within {seconds:g} s, but the cluster is there: wait longer; `joynexus status` "
+            return JoyNexusError(failure(ErrorCode.DEADLINE, late + "shows what else it has to do"))
         what = f"no answer from {self.address} within {seconds:g} s: is the cluster running? "
         if isinstance(ask.message, Hello):
             return JoyNexusError(failure(ErrorCode.UNAVAILABLE, what + "start it with `joynexus up`"))

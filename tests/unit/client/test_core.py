@@ -86,6 +86,20 @@ def test_no_cluster_gives_one_sentence_at_the_deadline() -> None:
     assert core.waiting == 0
 
 
+def test_cluster_that_answers_others_is_not_called_absent_at_the_deadline() -> None:
+    core = lease_core()
+    core.handle(Ask(id="a", message=Ping(), patience_s=0.5), 1.0)
+    core.handle(Ask(id="b", message=Ping(), patience_s=9.0), 1.0)
+    core.handle(answer(Pong(), "b"), 1.2)
+    (fail,) = core.handle(Tick(), 1.5)
+    assert isinstance(fail, Fail)
+    assert fail.error.code is ErrorCode.DEADLINE
+    assert str(fail.error) == (
+        "no answer to this within 0.5 s, but the cluster is there: wait longer; `joynexus status` shows what else it "
+        "has to do"
+    )
+
+
 def test_refused_key_fails_hello_at_once() -> None:
     core = make_core()
     core.handle(Ask(id="h", message=Hello(protocol_min=1, protocol_max=1, client="c")), 0.0)
