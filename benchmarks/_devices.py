@@ -135,7 +135,6 @@ class TrainerDevice(_Worker):
             backbone_name=backbone,
             batch_key=backbone,
             heads=("oft", "groot"),
-            detail={"heads": "oft,groot"},
         )
 
     def work(self, send: Send) -> Process:

@@ -23,6 +23,7 @@ import msgspec
 from benchmarks._simulated import BACKBONE, CONTRACT, Client, Cluster
 from benchmarks._simulation import Future, Process, gather
 from benchmarks._times import Simulator
+from joynexus.client._jobs import AT_REST
 from joynexus.specs import PolicySpec, SftPolicy, SftSpec
 from joynexus.wire import Array
 from joynexus.wire.front import (
@@ -153,7 +154,7 @@ def sft(cluster: Cluster, client: Client, steps: int, *, batch: int = SFT_BATCH)
     create = SftPolicy(backbone=BACKBONE, head="groot", chunk=16, normalization="none")
     spec = SftSpec(policy=POLICY, dataset="demos", steps=steps, batch_size=batch, create=create)
     job: JobInfo = yield client.ask(SubmitJob(key="sft", spec=spec))
-    while job.state not in ("succeeded", "failed", "cancelled"):
+    while job.state not in AT_REST:
         yield cluster.simulation.sleep(_POLL_S)
         job = yield client.ask(GetJob(job=job.job, since=steps))
     assert job.state == "succeeded", job
