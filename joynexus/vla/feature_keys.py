@@ -16,20 +16,17 @@ from joynexus.vla.feature import Observation
 _SCOPE_DIGITS = 16
 
 
-def feature_key(
-    observation: Observation, *, scope: str, backbone: str, numerics_class: str, dtype: str = "float32"
-) -> str:
+def feature_key(observation: Observation, *, scope: str, backbone: str, numerics_class: str) -> str:
     """Name a feature, 16 + 64 hex digits: first the scope, then the rest.
 
     Args:
         observation: pictures and instruction.
         scope: `tenant:<id>`, or `shared:<name>` for data sets and simulators that the operator marks shared.
         backbone: the backbone's digest.
-        numerics_class: see `joynexus.vla.numerics`.
-        dtype: type of the feature.
+        numerics_class: see `joynexus.vla.numerics`; it names the type, too.
     """
     hasher = blake3.blake3()
-    head = (scope, backbone, numerics_class, dtype, observation.instruction)
+    head = (scope, backbone, numerics_class, observation.instruction)
     hasher.update(msgspec.msgpack.encode((*head, [image.shape for image in observation.images])))
     for image in observation.images:
         hasher.update(image.tobytes())

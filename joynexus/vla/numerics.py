@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,13 @@ def numerics_class(device: str | torch.device = "cpu", dtype: str | torch.dtype 
     """Name everything that may change bits: two processes of one class compute the same bits from the same input.
 
     Returns:
-        e.g. `cpu:AuthenticAMD-25-1:avx2:cbwr=AVX2,STRICT:threads=1:float32:torch-2.13.0+cpu`, or
-        `cuda:NVIDIA H100:bfloat16:torch-2.13.0+cu130`.
+        e.g. `cpu:AuthenticAMD-25-1:avx2:cbwr=AVX2,STRICT:threads=1:float32:torch-2.13.0+cpu:transformers-5.24.0`, or
+        `cuda:NVIDIA H100:bfloat16:torch-2.13.0+cu130:transformers-5.24.0`.
     """
     import torch
 
     kind = torch.device(device)
-    suffix = f"{str(dtype).removeprefix('torch.')}:torch-{torch.__version__}"
+    suffix = f"{str(dtype).removeprefix('torch.')}:torch-{torch.__version__}:transformers-{_transformers()}"
     if kind.type == "cuda":
         return f"cuda:{torch.cuda.get_device_name(kind)}:{suffix}"
     cbwr = os.environ.get("MKL_CBWR", "unset")
@@ -146,6 +147,14 @@ def _largest_difference(a: VLAFeature, b: VLAFeature) -> float:
     if torch.equal(a.last, b.last):
         return 0.0
     return max(float((a.last.float() - b.last.float()).abs().max()), sys.float_info.min)
+
+
+def _transformers() -> str:
+    """Version of the library that has the checkpoints' models, without importing it."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return "none"
 
 
 def _cpu_facts() -> dict[str, str]:

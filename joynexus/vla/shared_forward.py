@@ -114,7 +114,6 @@ class SharedForward:
         self._clock = clock
         self._max_rows = max_rows
         self._advance = advance
-        self._dtype = str(backbone.dtype).removeprefix("torch.")
         self._numerics_class = numerics_class(backbone.device, backbone.dtype)
 
     def key(self, scope: str, observation: Observation) -> str:
@@ -124,7 +123,6 @@ class SharedForward:
             scope=scope,
             backbone=self._backbone.digest,
             numerics_class=self._numerics_class,
-            dtype=self._dtype,
         )
 
     def look_up(

@@ -135,7 +135,11 @@ def test_configure_chooses_kernels_before_torch_loads_and_loading_the_package_do
     assert f"cbwr={cbwr}:threads=1:float32:torch-" in name
 
 
-def test_a_class_names_type_and_threads() -> None:
+def test_a_class_names_type_threads_and_the_libraries_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numerics.numerics_class(dtype="bfloat16") != numerics.numerics_class()
+    assert ":threads=1:float32:torch-" in numerics.numerics_class()
+    before = numerics.numerics_class()
+    monkeypatch.setattr(numerics, "version", lambda package: "99.0")
+    assert numerics.numerics_class() != before, "features of an older transformers are no hit after an upgrade"
     with pytest.raises(ValueError, match="at least 1"):
         numerics.configure(0)
