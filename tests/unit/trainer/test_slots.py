@@ -45,7 +45,7 @@ def test_a_closed_slot_is_freed_with_everything_that_training_made(bench: Bench)
 
 
 @pytest.mark.slow
-def test_a_thousand_slots_come_and_go_and_memory_stays_flat(bench: Bench) -> None:
+def test_hundreds_of_slots_come_and_go_and_memory_stays_flat(bench: Bench) -> None:
     """Counts tensors that are alive, which is exact where resident memory is not."""
 
     def alive() -> int:
@@ -71,7 +71,7 @@ def test_a_thousand_slots_come_and_go_and_memory_stays_flat(bench: Bench) -> Non
     for number in range(20):
         page(number)
     before = alive()
-    for number in range(20, 1000):
+    for number in range(20, 300):
         page(number)
     assert alive() <= before
     assert bench.engine.policies == ()

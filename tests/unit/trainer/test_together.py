@@ -30,9 +30,9 @@ from tests.unit.trainer.tenants import (
     train,
 )
 
-STEPS = {"lite@64": 200, "tiny-qwen3vl": 200, "tiny-qwen25vl": 40}
+STEPS = {"lite@64": 200, "tiny-qwen3vl": 200, "tiny-qwen25vl": 10}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # on a busy host each takes minutes
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def mixes(draw: st.DrawFn) -> list[Member]:
 
 @pytest.mark.parametrize("backbone", ["tiny-qwen3vl"], indirect=True)
 @given(members=mixes(), order=st.integers(0, 1 << 16), page=st.sampled_from([0.0, 0.5]), keep=st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_mix_in_any_order_gives_everybody_the_numbers_of_training_alone(
     backbone: Backbone,
     sets_store: BlobStore,
