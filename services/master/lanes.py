@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _ROUNDING = 1 + 1e-9
-"""A counter that grew by less has not: an estimate that was right still leaves a rounding error when it is trued up, and
+"""A counter that grew by less has not: an estimate that was right leaves a rounding error when it is trued up, and then
 tenants with equal counters would all be entered anew at once."""
 
 

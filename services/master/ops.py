@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from common.journal.records import OpDone, OpRecord, Record
+from joynexus.wire import Failure
 from services.master.events import Peer
 
 
@@ -62,10 +63,11 @@ class Op:
         unsaved: the records of its outcome, until they are durable.
         waiters: connections and request ids that want the result.
         kills: how many trainers died over it.
+        given_up: its job has ended: it fails with this, instead of being sent (again).
         since: when it was accepted; None if that was before the master started.
     """
 
-    __slots__ = ("_story", "done", "kills", "payload", "record", "since", "state", "unsaved", "waiters")
+    __slots__ = ("_story", "done", "given_up", "kills", "payload", "record", "since", "state", "unsaved", "waiters")
 
     def __init__(self, record: OpRecord, payload: bytes = b"", state: OpState = OpState.RECEIVED) -> None:
         self.since: float | None = None
@@ -76,6 +78,7 @@ class Op:
         self.unsaved: Sequence[Record] = ()
         self.waiters: list[tuple[Peer, str]] = []
         self.kills = 0
+        self.given_up: Failure | None = None
         self._story: tuple[tuple[OpState, OpState, str], ...] = ()
 
     @property

@@ -128,7 +128,8 @@ class Trainee:
         if self.held or self.sent >= self.policy.journaled or (self.vacating and not self.gradients_wait):
             return None
         op = self.policy.ops[self.sent + 1]
-        return None if self.waits_for_state(op.record) else op
+        given_up = op.given_up is not None and op.done is None
+        return None if given_up or self.waits_for_state(op.record) else op
 
     def waits_for_state(self, record: OpRecord) -> bool:
         """Tell whether the state that an op loads is still to be saved by an op before it."""

@@ -22,7 +22,7 @@ from services.master.dispatch import Dispatch
 from services.master.events import BackMessage
 from services.master.lanes import Counters
 from services.master.moves import Moves
-from services.master.ops import Op
+from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, refuse
 from services.master.outcomes import Outcomes
 from services.master.placement import choose
@@ -94,11 +94,12 @@ class Training:
         trainee.held = False
         self._queue(trainee)
 
-    def abandon(self, policy: Policy, error: Failure) -> None:
-        """Answer the ops that were held back with a failure, so that nobody trains on them, and go on behind them."""
-        for seq in range(policy.applied + 1, policy.journaled + 1):
-            self._outcomes.decided(policy, policy.ops[seq], error)
-        self.release(policy)
+    def abandon(self, policy: Policy, job: str, error: Failure) -> None:
+        """A job has ended: its ops that no trainer has fail, so that nobody trains on them."""
+        for seq in range(policy.applied + 1, policy.next_seq):
+            if policy.ops[seq].record.job == job:
+                policy.ops[seq].given_up = error
+        self.ready(policy)
 
     def serves(self, backbone: str) -> bool:
         """Tell whether a trainer with this backbone is there."""
@@ -320,6 +321,7 @@ class Training:
         """Have policies wait for their turn if they have something to send; then use what credit there is."""
         touched: dict[str, Trainer] = {}
         for trainee in trainees:
+            self._answer_given_up(trainee.policy)
             if trainee.vacated and trainee.home is not None:
                 touched[trainee.home.name] = self._trainers[trainee.home.name]
                 self._vacate(trainee)
@@ -332,6 +334,13 @@ class Training:
                 self._trainers[trainee.home.name].note(trainee, self._outbox.now)
         for trainer in touched.values():
             self._dispatch.pump(trainer)
+
+    def _answer_given_up(self, policy: Policy) -> None:
+        """Have ops fail that were given up, as soon as all before them are done."""
+        while (op := policy.ops.get(policy.applied + 1)) is not None and op.given_up is not None:
+            if op.state is not OpState.JOURNALED:
+                return
+            self._outcomes.decided(policy, op, op.given_up)
 
     def _vacate(self, trainee: Trainee) -> None:
         """A policy was to leave its slot, and a checkpoint has all that it did there."""

@@ -82,14 +82,6 @@ class TrainingJob(Job):
         self.tools.training.release(policy)
         self.advance()
 
-    def cancel(self) -> None:
-        """End because the tenant wants it; ops that were held back are never done."""
-        policy = self.tools.policies.find(self.tenant, self.spec.policy)
-        if self.parked and policy is not None:
-            sentence = f"job '{self.id}' was cancelled before this op was done"
-            self.tools.training.abandon(policy, failure(ErrorCode.CONFLICT, sentence))
-        super().cancel()
-
     def forget(self) -> list[Record]:
         """Give up its curve."""
         return [*super().forget(), *self._curve.forget()]
@@ -115,6 +107,7 @@ class TrainingJob(Job):
             if op.record.job == self.id:
                 self._note(policy, op)
         if self.ended:
+            self._give_up(policy)
             return
         self._vetoes = self._curve.holes(self.record.resumed)
         if self.parked:
@@ -356,8 +349,15 @@ class TrainingJob(Job):
         self._drawing.clear()
         self._pages.clear()
         policy = self.tools.policies.find(self.tenant, self.spec.policy)
-        if policy is not None:
+        if policy is not None and policy.job == self.id:
+            self._give_up(policy)
+            self.tools.training.release(policy)
             self._let_go(policy)
+
+    def _give_up(self, policy: Policy) -> None:
+        """Nobody needs what was not sent to a trainer yet."""
+        sentence = f"job '{self.id}' has ended before this op was done"
+        self.tools.training.abandon(policy, self.id, failure(ErrorCode.CONFLICT, sentence))
 
     def _missing(self) -> str:
         policy = self.tools.policies.find(self.tenant, self.spec.policy)

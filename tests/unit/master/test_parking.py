@@ -25,7 +25,7 @@ from joynexus.wire.front import (
     SubmitJob,
 )
 from services.master.config import CoreConfig
-from tests.unit.master.actors import FakeTrainer, new_incarnation
+from tests.unit.master.actors import FakeEnv, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.world import SPEC, World
 
@@ -137,6 +137,50 @@ def test_a_parked_job_can_be_cancelled_and_what_was_held_back_is_never_done(worl
     assert (ended.done, ended.state) == (43, "cancelled")
     world.crash()
     assert info(world, job.job).done == 43
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_when_a_job_is_cancelled_only_what_a_trainer_has_is_still_trained_on(restarted: bool) -> None:
+    world = World(CoreConfig(group_ops=4))
+    cluster = Cluster(world)
+    push(world)
+    job = submit(world, sft())
+    cluster.env.work()
+    with_trainer = [item.seq for send in cluster.trainer.inbox for item in send.message.items]  # type: ignore[attr-defined]
+    policy = world.core._training._trainees["a", "p"].policy
+    assert (with_trainer, policy.journaled) == ([1, 2, 3, 4, 5, 6, 7, 8], 32)
+    assert world.ask(CancelJob(job=job.job), JobInfo).state == "cancelled"
+    if restarted:
+        world.crash()
+        cluster = Cluster(world)
+    cluster.run()
+    done = 0 if restarted else 8
+    assert {seq for _, _, seq in cluster.trainer.applied} == set(range(1, done + 1))
+    policy = world.core._training._trainees["a", "p"].policy
+    assert policy.applied == policy.journaled == 32
+    assert info(world, job.job).done == done
+    id = world.tell(OptimStep(policy="p", lease=world.lease(), seq=33))
+    cluster.run()
+    result = world.answers(id)[-1]
+    assert isinstance(result, OpResult)
+    assert (result.error, cluster.trainer.slots["a", "p"].step) == (None, done + 1)
+
+
+def test_ops_that_were_on_their_way_to_the_disk_when_their_job_was_cancelled_are_never_done(world: World) -> None:
+    env = FakeEnv(world, new_incarnation(), key="env")
+    push(world)
+    env.work()
+    job = submit(world, sft())
+    world.auto_persist = False
+    env.work()
+    world.tell(CancelJob(job=job.job))
+    world.auto_persist = True
+    world.settle()
+    trainer = FakeTrainer(world, new_incarnation())
+    trainer.work()
+    policy = world.core._training._trainees["a", "p"].policy
+    assert policy.applied == policy.journaled == 32
+    assert not trainer.applied
 
 
 def test_only_a_parked_job_is_resumed(world: World) -> None:
