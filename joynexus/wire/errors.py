@@ -111,7 +111,7 @@ class JoyNexusError(Exception):
     """
 
     def __init__(self, failure: Failure, request_id: str = "") -> None:
-        numbers = ", ".join(f"{name} {value:g}" for name, value in failure.details.items())
+        numbers = ", ".join(f"{name} {value:.15g}" for name, value in failure.details.items())
         super().__init__(f"{failure.message} ({numbers})" if numbers else failure.message)
         self.failure = failure
         self.request_id = request_id

@@ -352,7 +352,7 @@ def test_index_that_is_no_whole_number_is_refused_not_cut(tmp_path: Path, indice
 
 
 def test_refusal_for_too_much_says_how_much_is_there(tmp_path: Path) -> None:
-    full = failure(ErrorCode.OVERLOADED, "too many requests wait", details={"limit": 64, "waiting": 64, "running": 8})
+    full = failure(ErrorCode.OVERLOADED, "too many wait", details={"limit": 536870912, "waiting": 64, "running": 8})
     error = JoyNexusError(full)
-    assert str(error) == "too many requests wait (limit 64, waiting 64, running 8)"
+    assert str(error) == "too many wait (limit 536870912, waiting 64, running 8)"
     assert error.failure.details["waiting"] == 64
