@@ -86,7 +86,8 @@ class Policy:
             a scalar with gradients.
 
         Raises:
-            ValueError: if a shape does not fit, nothing is valid, or features come from another backbone.
+            ValueError: if a shape does not fit, nothing is valid, features come from another backbone, or the head
+                returns something else.
         """
         chunk, action_dim = self.spec.chunk, self.spec.contract.action_dim
         padded, states = self._inputs(features, state)
@@ -99,7 +100,14 @@ class Policy:
         target = self.normalizer.normalize_action(actions)
         origin = self._origin(state)
         noise = self._noise("train", [(draw, row) for row in range(len(features))])
-        return self.module.loss(padded, states, target if origin is None else target - origin, valid, noise)
+        loss = self.module.loss(padded, states, target if origin is None else target - origin, valid, noise)
+        if loss.shape != () or not loss.requires_grad:
+            gradients = "with" if loss.requires_grad else "without"
+            raise ValueError(
+                f"the head '{self.spec.head}' returned a loss of shape {list(loss.shape)} {gradients} gradients; it "
+                "must be a scalar with gradients: have whoever installed the head repair it"
+            )
+        return loss
 
     def act(
         self, features: Sequence[VLAFeature], state: Array, *, seeds: Sequence[int] | None = None
@@ -115,7 +123,8 @@ class Policy:
             float32 [B, chunk, A] in raw units, within the contract's limits.
 
         Raises:
-            ValueError: if a shape does not fit, a state is not finite, or features come from another backbone.
+            ValueError: if a shape does not fit, a state is not finite, features come from another backbone, or the
+                head returns chunks of another shape.
         """
         padded, states = self._inputs(features, state)
         seeds = [0] * len(features) if seeds is None else seeds
@@ -127,6 +136,7 @@ class Policy:
         try:
             with torch.inference_mode():
                 predicted, origin = self.module(padded, states, noise), self._origin(state)
+                self._check_chunks(predicted, len(features))
                 actions = self.normalizer.unnormalize_action(predicted if origin is None else predicted + origin)
         finally:
             self.module.train(training)
@@ -155,6 +165,15 @@ class Policy:
             return None
         raw = self._numbers("state", state, (len(state), self.spec.contract.state_dim))
         return self.normalizer.normalize_action(raw)[:, None]
+
+    def _check_chunks(self, predicted: Tensor, rows: int) -> None:
+        """Refuse what another row's chunk could be mistaken for."""
+        expected = [rows, self.spec.chunk, self.spec.contract.action_dim]
+        if list(predicted.shape) != expected:
+            raise ValueError(
+                f"the head '{self.spec.head}' returned chunks of shape {list(predicted.shape)}; they must be "
+                f"{expected}: have whoever installed the head repair it"
+            )
 
     def _numbers(self, name: str, values: Array, shape: tuple[int, ...]) -> Tensor:
         if not isinstance(values, Tensor):

@@ -156,6 +156,8 @@ class PredictEngine:
         except ForwardFailed as error:
             unavailable = failure(ErrorCode.UNAVAILABLE, f"{error}: ask again", retry_after_ms=1000)
             answer = msgspec.structs.replace(answer, error=unavailable)
+        except ValueError as error:  # the head returned something else than chunks
+            answer = msgspec.structs.replace(answer, error=failure(ErrorCode.INVALID, str(error)))
         except torch.AcceleratorError:
             raise  # as in _prepare
         except Exception:  # as in _prepare

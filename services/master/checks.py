@@ -63,6 +63,13 @@ def check_policy(spec: PolicySpec) -> None:
     for camera in contract.cameras:
         _range(f"height of camera '{camera.name}'", camera.height, 1, MAX_SIDE)
         _range(f"width of camera '{camera.name}'", camera.width, 1, MAX_SIDE)
+    for field, values in (
+        ("rate_hz", (contract.rate_hz,)),
+        ("action_low", contract.action_low),
+        ("action_high", contract.action_high),
+    ):
+        if not all(map(math.isfinite, values)):
+            raise _invalid(f"the contract's {field} is not finite: leave it out if there is none")
     if spec.statistics is None:
         if spec.normalization != "none":
             raise _invalid(
@@ -120,6 +127,10 @@ def _check_recipe(spec: PolicySpec | SftPolicy) -> None:
         raise _invalid("backbone must name a backbone of the cluster")
     if not spec.head or len(spec.head) > 64:
         raise _invalid("head must name an action module, e.g. 'oft'")
+    for field, values in (("head_config", spec.head_config), ("adapter_config", spec.adapter_config)):
+        for key, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):  # it would not survive the JSON of a version
+                raise _invalid(f"{field} has {value} for '{key[:80]}': give a finite number")
     _range("chunk", spec.chunk, 1, MAX_CHUNK)
     _range("seed", spec.seed, 0, 2**63 - 1)
     _check_optimizer(spec.optimizer)

@@ -321,6 +321,21 @@ def test_a_parameter_that_no_loss_reaches_stays_and_is_saved_with_the_rest() -> 
     assert tensors["optimizer.step.query"] == 2
 
 
+def test_a_head_that_returns_something_else_than_it_should_is_named_in_one_sentence() -> None:
+    made, data = policy(), batch(0)
+    module = made.module
+    for loss, says in (
+        (lambda *_: module.gate.expand(3), r"returned a loss of shape \[3\] with gradients"),
+        (lambda *_: module.gate.detach(), r"returned a loss of shape \[\] without gradients"),
+    ):
+        module.loss = loss  # type: ignore[method-assign]  # as an installed head may have it
+        with pytest.raises(ValueError, match=says):
+            made.loss(*data.arguments())
+    module.forward = lambda *_: torch.zeros(1, CHUNK, ACTION)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"the head 'oft' returned chunks of shape \[1, "):
+        made.act(data.features, data.state)
+
+
 def test_a_loss_that_is_not_finite_vetoes_the_whole_step() -> None:
     learner = Learner(policy())
     learner.forward_backward(*batch(0).arguments())
