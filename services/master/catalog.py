@@ -146,6 +146,18 @@ class Catalog:
             raise faulty(record)
         return record
 
+    def blobs(self, tenant: str, manifest: str) -> list[tuple[str, int]]:
+        """Return the blobs of a set that was prepared for a tenant, whether or not a name still stands for it."""
+        try:
+            episodes = self._manifest(manifest).episodes
+        except (KeyError, ValueError) as error:
+            self._outbox.log("error", "manifest_unreadable", tenant=tenant, manifest=manifest, reason=str(error))
+            return []
+        return [
+            *((episode.blob, episode.nbytes) for episode in episodes),
+            (manifest, self._holdings.size(tenant, manifest)),
+        ]
+
     def waits_for(self, record: DatasetRecord) -> str:
         """Say what a set that is being checked waits for; empty if somebody is at it or could be."""
         need = DATASETS if record.files else MOUNTED + record.dataset

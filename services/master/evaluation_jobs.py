@@ -212,6 +212,8 @@ class DatasetEvaluationJob(Job):
             done=done,
             failed=self.fail,
         )
+        if found.tenant == self.tenant:
+            self._hold(found.blobs)
         if self.record.state == "waiting":
             self.change(state="running")
         self.tools.env.submit(self._task)

@@ -7,7 +7,7 @@ progress that is kept here alone: after a restart the same function goes on from
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -67,6 +67,7 @@ class Job(ABC):
         self.tools = tools
         self.waiting_for = ""
         self._advancing = False
+        self._held: Sequence[tuple[str, int]] = ()
 
     @property
     def tenant(self) -> str:
@@ -174,6 +175,12 @@ class Job(ABC):
         self.waiting_for = ""
         return self.tools.catalog.ready(self.tenant, name)
 
+    def _hold(self, blobs: Sequence[tuple[str, int]]) -> None:
+        """Keep the blobs of a data set until the end, whatever is pushed under its name meanwhile."""
+        self._held = blobs
+        for digest, nbytes in blobs:
+            self.tools.holdings.hold(self.tenant, digest, nbytes)
+
     @abstractmethod
     def _step(self) -> None:
         """Do what is due; may be called at any time."""
@@ -195,6 +202,8 @@ class Job(ABC):
         self.waiting_for = ""
         outcome = self.record.error.message if self.record.error else ""
         self.tools.outbox.log("info", "job_ended", tenant=self.tenant, job=self.id, state=state, reason=outcome)
+        for digest, _ in self._held:
+            self.tools.holdings.release(self.tenant, digest, swept=True)
         self._release()
         self.tools.ended(self)
 

@@ -101,6 +101,7 @@ class TrainingJob(Job):
             return
         if not self.ended:
             self._drive(policy)
+            self._hold_data()
         end = self.record.first_seq + self._plan().total
         for seq in range(max(self.record.first_seq, policy.forgotten + 1), min(end, policy.next_seq)):
             op = policy.ops[seq]
@@ -195,6 +196,7 @@ class TrainingJob(Job):
             if not self.ended:
                 self.record = record
                 self.waiting_for = ""
+                self._hold_data()
                 self.advance()
 
         def lost(reason: str) -> None:
@@ -337,6 +339,10 @@ class TrainingJob(Job):
     def _drive(self, policy: Policy) -> None:
         policy.job = self.id
         policy.checkpoint_every = self.spec.checkpoint_every
+
+    def _hold_data(self) -> None:
+        if self.record.feature_scope == feature_scope(self.tenant, self.tenant, ""):  # a mounted set stays anyway
+            self._hold(self.tools.catalog.blobs(self.tenant, self.record.manifest))
 
     def _let_go(self, policy: Policy) -> None:
         if policy.job == self.id:

@@ -11,6 +11,7 @@ from joynexus.wire.back import DatasetPrepared, PrepareDataset
 from joynexus.wire.front import (
     Accepted,
     BlobOffset,
+    CancelJob,
     DatasetInfo,
     DatasetList,
     DatasetSamples,
@@ -157,6 +158,22 @@ def test_another_content_or_size_makes_the_name_point_there(world: World) -> Non
     assert world.ask(pushed(("meta/info.json", OTHER), side=32), DatasetInfo).state == "checking"
     run(env)
     assert [(task.files[0].digest, task.image_side) for task in prepares(env)] == [(FILE, 0), (OTHER, 0), (OTHER, 32)]
+
+
+def test_a_jobs_data_stay_until_it_ends_though_another_content_is_pushed_under_their_name(world: World) -> None:
+    env = FakeEnv(world, new_incarnation())
+    world.ask(ONE, DatasetInfo)
+    run(env)
+    data = ["m" * 64, "b" * 64]
+    job = world.ask(SubmitJob(key="k", spec=sft()), JobInfo)
+    world.upload(OTHER)
+    world.ask(pushed(("meta/info.json", OTHER)), DatasetInfo)
+    assert world.core.unreferenced(data) == []
+    world.crash()
+    assert get(world).state == "checking"
+    assert world.core.unreferenced(data) == []
+    assert world.ask(CancelJob(job=job.job), JobInfo).state == "cancelled"
+    assert world.core.unreferenced(data) == data
 
 
 def test_a_check_that_another_push_overtook_changes_nothing(world: World) -> None:
