@@ -117,7 +117,7 @@ class FeatureStore:
             return
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)
             temporary.replace(path)
         except OSError as error:  # a store may forget: the feature can be made again
@@ -165,13 +165,14 @@ class FeatureStore:
     def _make_room(self) -> None:
         """Look at what lies on disk and, past a budget, remove what the scopes above their share used longest ago."""
         files: dict[str, list[tuple[int, int, str]]] = {}
-        for folder in os.scandir(self._directory):
-            if folder.is_dir():
-                held = files.setdefault(folder.name, [])
-                for entry in os.scandir(folder.path):
-                    with suppress(FileNotFoundError):  # another process removed it
-                        info = entry.stat()
-                        held.append((info.st_mtime_ns, info.st_size, entry.path))
+        with suppress(FileNotFoundError):  # somebody cleared the cache: it is made anew by the next feature
+            for folder in os.scandir(self._directory):
+                if folder.is_dir():
+                    held = files.setdefault(folder.name, [])
+                    for entry in os.scandir(folder.path):
+                        with suppress(FileNotFoundError):  # another process removed it
+                            info = entry.stat()
+                            held.append((info.st_mtime_ns, info.st_size, entry.path))
         self._used = {scope: sum(size for _, size, _ in held) for scope, held in files.items()}
         self._unseen = 0
         level = self._scope_budget

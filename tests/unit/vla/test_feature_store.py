@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,19 @@ def test_files_of_another_user_are_read_and_fail_nothing(tmp_path: Path, monkeyp
     assert same(store.get(key(1), LAST), made(1))
     assert store.get(key(2), LAST) is None
     assert store.stats.evictions == 0
+
+
+def test_a_cache_that_was_cleared_under_a_running_store_is_filled_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "features"
+    store = FeatureStore(folder, 1 << 20, memory_bytes=0)
+    store.put(key(1), made(1))
+    size = store.stats.bytes
+    store = FeatureStore(folder, 2 * size, memory_bytes=0)
+    for number in (1, 2, 3, 4):
+        shutil.rmtree(folder)
+        store.put(key(number), made(number))
+        assert same(store.get(key(number), LAST), made(number))
+    assert store.stats.bytes <= 2 * size
 
 
 def test_a_feature_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
