@@ -84,17 +84,18 @@ def down(state_dir: Folder = FOLDER) -> None:
 
 
 def usage(config: Config = None, json: Json = False) -> None:
-    """Show what this tenant used."""
+    """Show what this tenant used; an operator sees all tenants."""
     with client(config) as connected:
         report = connected.usage()
     if json:
         print_json(report)
         return
+    several = len({line.tenant for line in report.lines}) > 1
     rows = [
-        (line.policy or "(none)", *map(human_seconds, (line.trainer_s, line.inference_s, line.env_s)), line.samples,
-         line.backbone_forwards)
+        (line.tenant if several else "", line.policy or "(none)",
+         *map(human_seconds, (line.trainer_s, line.inference_s, line.env_s)), line.samples, line.backbone_forwards)
         for line in report.lines
     ]  # fmt: skip
-    print_table(("policy", "trainer", "inference", "env", "samples", "forwards"), rows)
+    print_table(("tenant", "policy", "trainer", "inference", "env", "samples", "forwards"), rows)
     moved = {what: sum(getattr(line, f"bytes_{what}") for line in report.lines) for what in ("in", "out", "stored")}
     typer.echo(", ".join(f"{human_bytes(nbytes)} {what}" for what, nbytes in moved.items()))

@@ -227,7 +227,7 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         return (yield from self._ask(Status(), ClusterStatus))
 
     def _usage(self) -> Flow[UsageReport]:
-        """What did this tenant use?"""
+        """What did this tenant use (asked with an operator's key: all tenants)?"""
         return (yield from self._ask(GetUsage(), UsageReport))
 
     def _ask(self, message: Message, answer: type[M]) -> Flow[M]:

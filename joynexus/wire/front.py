@@ -612,7 +612,7 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
 
 
 class GetUsage(Wire, frozen=True, kw_only=True):
-    """What did I use? Answer: `UsageReport`."""
+    """What did I use (an operator: what did all tenants use)? Answer: `UsageReport`."""
 
 
 class UsageLine(Wire, frozen=True, kw_only=True):
@@ -640,7 +640,7 @@ class UsageLine(Wire, frozen=True, kw_only=True):
 
 
 class UsageReport(Wire, frozen=True, kw_only=True):
-    """Use by policy; the line with an empty policy holds what belongs to none."""
+    """Use by tenant and policy; the line with an empty policy holds what belongs to none of the tenant's."""
 
     lines: tuple[UsageLine, ...]
 

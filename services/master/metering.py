@@ -6,6 +6,7 @@ Never: an estimate, or a result counted twice (a replay after a crash is not the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -72,15 +73,20 @@ class Meter:
         self._totals[record.tenant][record.policy] = record
 
     def on_get(self, asked: FrontMessage, message: GetUsage) -> None:
-        """Tell a tenant what it used."""
-        totals = self._totals.get(asked.tenant, {})
+        """Tell a tenant what it used, and an operator what all tenants used."""
+        tenants = sorted({asked.tenant, *self._totals}) if asked.operator else [asked.tenant]
+        lines = itertools.chain.from_iterable(map(self._lines, tenants))
+        self._outbox.answer(asked, UsageReport(lines=tuple(lines)))
+
+    def _lines(self, tenant: str) -> list[UsageLine]:
+        totals = self._totals.get(tenant, {})
         lines = [_line(totals[policy]) for policy in sorted(totals)]
-        stored = self._holdings.stored(asked.tenant)
+        stored = self._holdings.stored(tenant)
         if stored and (not lines or lines[0].policy != NO_POLICY):
-            lines.insert(0, UsageLine(tenant=asked.tenant, policy=NO_POLICY))
+            lines.insert(0, UsageLine(tenant=tenant, policy=NO_POLICY))
         if lines and lines[0].policy == NO_POLICY:
             lines[0] = msgspec.structs.replace(lines[0], bytes_stored=stored)
-        self._outbox.answer(asked, UsageReport(lines=tuple(lines)))
+        return lines
 
     def on_served(self, event: BlobServed) -> None:
         """Bytes of a blob went to a tenant."""

@@ -174,6 +174,15 @@ def test_brackets_in_names_and_reasons_are_shown_as_they_are(capsys: pytest.Capt
     assert "parked: actions [a] are not finite [/b]" in out
 
 
+def test_use_of_several_tenants_is_told_apart(joynexus: Run, service: FakeService) -> None:
+    ordinary, theirs = service.answer, msgspec.structs.replace(USAGE, tenant="robot-lab-2")
+    both = UsageReport(lines=(USAGE, theirs))
+    service.answer = lambda packet: [both] if isinstance(packet.message, GetUsage) else ordinary(packet)
+    lines = joynexus("usage")
+    assert [words[0] for words in words(lines) if "1000000" in words] == ["lab", "robot-lab-2"]
+    assert max(map(len, lines)) <= 80
+
+
 def test_policies_say_where_they_live(joynexus: Run) -> None:
     assert ["p", "oft", "lite", "0", "0", "-", "trainer-2", "yes"] in words(joynexus("policies"))
 

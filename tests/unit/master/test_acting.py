@@ -299,6 +299,21 @@ def test_an_error_of_one_item_is_its_own(world: World) -> None:
     assert isinstance(world.answers(second)[0], Actions)
 
 
+def test_tenants_see_their_own_use_and_operators_that_of_all(world: World) -> None:
+    world.create("theirs", tenant="b")
+    lease = world.lease("theirs", tenant="b")
+    publish(world)
+    world.tell(OptimStep(policy="theirs", lease=lease, seq=1), tenant="b")
+    run(TRAINERS[world])
+
+    def seen(**how: object) -> set[tuple[str, str]]:
+        return {(line.tenant, line.policy) for line in world.ask(GetUsage(), UsageReport, **how).lines if line.policy}
+
+    assert seen(tenant="a") == {("a", "p")}
+    assert seen(tenant="b") == {("b", "theirs")}
+    assert seen(tenant="c", operator=True) == {("a", "p"), ("b", "theirs")}
+
+
 def test_use_of_inference_is_metered_by_policy(world: World) -> None:
     publish(world)
     worker = FakeInference(world, new_incarnation())
