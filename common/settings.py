@@ -74,7 +74,7 @@ class WorkerSettings(RoleSettings):
 
     Attributes:
         cluster_file: its cluster file, from the folder of keys: where the master is, and the worker's key.
-        cache_dir: what may be deleted at any time: fetched blobs, converted weights, features.
+        cache_dir: what may be deleted while the role does not run: fetched blobs, converted weights, features, scratch.
         cache_budget_bytes: fetched blobs kept there; the oldest go first.
         threads: threads of the work loop's mathematics.
     """
