@@ -2,8 +2,8 @@
 
 In: features under keys that name everything they depend on. Out: the same features, bit for bit, after restarts and to
 other processes of the host. Never: a torn or altered feature (each file carries its checksum), more bytes on disk than
-the budget for long, a hit across scopes (the scope is part of the key), or a feature that is lost because another
-scope stores much: whoever takes most gives up its own oldest.
+the budget for long, a hit across scopes (the scope is part of the key), or a feature in use that is lost because
+another scope stores much: past the budget goes what nobody read for a month, then the oldest of whoever takes most.
 
 One file a hidden state, in a folder a scope; written beside and renamed, so that processes share a directory without
 locks. What was read lately stays in memory.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +35,11 @@ _NAME = 32  # bytes of the backbone's digest
 _HEAD = len(_MAGIC) + 32 + _NAME  # magic, checksum, backbone; then safetensors
 _FILL = 0.9  # an eviction goes down to this share of the budget
 _RECHECK = 0.05  # share of the budget written between two looks at what others wrote
+_STALE_S = 30 * 24 * 3600
+
+
+_File = tuple[int, int, str]
+"""Nanoseconds of the last use, bytes, path."""
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +122,7 @@ class FeatureStore:
         content = _head(feature.backbone.encode(), body) + body
         if len(content) > self._scope_budget:
             return
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # in containers process ids are all the same
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)
@@ -164,17 +171,11 @@ class FeatureStore:
 
     def _make_room(self) -> None:
         """Look at what lies on disk and, past a budget, remove what the scopes above their share used longest ago."""
-        files: dict[str, list[tuple[int, int, str]]] = {}
-        with suppress(FileNotFoundError):  # somebody cleared the cache: it is made anew by the next feature
-            for folder in os.scandir(self._directory):
-                if folder.is_dir():
-                    held = files.setdefault(folder.name, [])
-                    for entry in os.scandir(folder.path):
-                        with suppress(FileNotFoundError):  # another process removed it
-                            info = entry.stat()
-                            held.append((info.st_mtime_ns, info.st_size, entry.path))
+        files = self._files()
         self._used = {scope: sum(size for _, size, _ in held) for scope, held in files.items()}
         self._unseen = 0
+        if sum(self._used.values()) > self._budget:
+            self._drop_stale(files)
         level = self._scope_budget
         if sum(self._used.values()) > self._budget:
             level = min(level, fair_level(self._used.values(), int(_FILL * self._budget)))
@@ -184,7 +185,32 @@ class FeatureStore:
                 self._used[scope] -= self._evict(sorted(held), self._used[scope] - goal)
         self._total = sum(self._used.values())
 
-    def _evict(self, oldest_first: list[tuple[int, int, str]], nbytes: int) -> int:
+    def _files(self) -> dict[str, list[_File]]:
+        """Find what lies on disk, by scope; a folder that is left empty goes."""
+        files: dict[str, list[_File]] = {}
+        with suppress(FileNotFoundError):  # somebody cleared the cache: it is made anew by the next feature
+            for folder in os.scandir(self._directory):
+                if not folder.is_dir():
+                    continue
+                held = files.setdefault(folder.name, [])
+                for entry in os.scandir(folder.path):
+                    with suppress(FileNotFoundError):  # another process removed it
+                        info = entry.stat()
+                        held.append((info.st_mtime_ns, info.st_size, entry.path))
+                if not held:
+                    with suppress(OSError):  # another process writes there just now
+                        os.rmdir(folder.path)
+        return files
+
+    def _drop_stale(self, files: dict[str, list[_File]]) -> None:
+        """Forget what nobody read for long: a tenant that left must not keep its share for ever."""
+        limit = time.time_ns() - _STALE_S * 10**9
+        for scope, held in files.items():
+            stale = [file for file in held if file[0] < limit]
+            files[scope] = [file for file in held if file[0] >= limit]
+            self._used[scope] -= self._evict(stale, self._used[scope])
+
+    def _evict(self, oldest_first: list[_File], nbytes: int) -> int:
         """Remove files until so many bytes are gone; return how many went."""
         gone = 0
         for _, size, path in oldest_first:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,37 @@ def test_the_budget_holds_and_what_was_used_lately_stays(tmp_path: Path) -> None
     store = FeatureStore(tmp_path, budget, memory_bytes=0)
     for number in range(1, 10):
         store.put(key(number), made(number))
-    for age, number in enumerate(range(10)):  # file times are coarser than this test is quick
-        [file] = tmp_path.glob(f"*/{key(number)}.-1")
-        os.utime(file, (1000 + age, 1000 + age))
+    for number in range(10):  # file times are coarser than this test is quick
+        used(tmp_path, number, seconds_ago=100 - number)
     assert store.get(key(0), LAST) is not None
     store.put(key(10), made(10))
     assert store.stats.evictions == 2
     assert store.stats.bytes <= budget
     assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) == store.stats.bytes
     assert [number for number in range(11) if store.get(key(number), LAST) is None] == [1, 2]
+
+
+def used(folder: Path, number: int, *, seconds_ago: float) -> None:
+    """Make a feature's last use another one."""
+    at = time.time() - seconds_ago
+    for file in folder.glob(f"*/{key(number)}.*"):
+        os.utime(file, (at, at))
+
+
+def test_past_the_budget_what_nobody_read_for_a_month_goes_first_with_its_folder(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path, 1 << 20, memory_bytes=0)
+    for number in range(3):
+        store.put(key(number), made(number))
+        used(tmp_path, number, seconds_ago=40 * 86400)
+    size = store.stats.bytes // 3
+    store = FeatureStore(tmp_path, 8 * size, memory_bytes=0)
+    assert store.stats.evictions == 0, "there is room"
+    for number in range(6):
+        store.put(key(number, "active"), made(number))
+    assert [store.get(key(number), LAST) for number in range(3)] == [None] * 3
+    assert all(same(store.get(key(number, "active"), LAST), made(number)) for number in range(6))
+    FeatureStore(tmp_path, 8 * size)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_full_disk_forgets_features_and_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
