@@ -40,3 +40,9 @@ def lite(cache_dir: Path) -> Backbone:
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     loaded: Backbone = request.getfixturevalue(request.param)
     return loaded
+
+
+@pytest.fixture(params=["tiny", "tiny25"])
+def packed(request: pytest.FixtureRequest) -> Backbone:
+    loaded: Backbone = request.getfixturevalue(request.param)
+    return loaded

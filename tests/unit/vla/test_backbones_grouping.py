@@ -19,12 +19,6 @@ from tests.unit.vla.samples import observation, picture
 ALONE, WHOLE, PAIRS = ({10: 1.0, 100: 20.0, 800: 300.0}, {50: 1.0, 800: 1.1}, {50: 1.0, 120: 1.2, 240: 6.0, 800: 30.0})
 
 
-@pytest.fixture(params=["tiny", "tiny25"])
-def packed(request: pytest.FixtureRequest) -> Backbone:
-    loaded: Backbone = request.getfixturevalue(request.param)
-    return loaded
-
-
 @pytest.mark.parametrize("curve", [ALONE, WHOLE, PAIRS])
 def test_how_a_group_is_cut_changes_no_bit(
     packed: Backbone, monkeypatch: pytest.MonkeyPatch, curve: dict[int, float]

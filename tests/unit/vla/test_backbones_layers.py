@@ -11,12 +11,6 @@ from tests.unit.vla.samples import observation
 UNIONS: list[tuple[int, ...]] = [(-1,), (2,), (-1, 0, 2), (4, 1, -2), (0, 1, 2, 3, 4, -1)]
 
 
-@pytest.fixture(params=["tiny", "tiny25"])
-def packed(request: pytest.FixtureRequest) -> Backbone:
-    loaded: Backbone = request.getfixturevalue(request.param)
-    return loaded
-
-
 def test_both_tiny_checkpoints_are_tried_here() -> None:
     assert set(CHECKPOINTS) == {"tiny-qwen3vl", "tiny-qwen25vl"}
 
