@@ -69,6 +69,7 @@ class Dispatch:
     def _fill(self, trainer: Trainer, builder: GroupBuilder, items: Items) -> None:
         """Put ops into a group: a turn of the policy whose tenant used least, and again."""
         self._admit(trainer, builder, items)
+        self._hurry(trainer, builder, items)
         while not builder.full and not trainer.alone:
             waiter = trainer.lanes.pop()
             if waiter is None:
@@ -191,12 +192,22 @@ class Dispatch:
             trainer.close(victim)
             return True
         victim.vacating = True
-        memory.leaving.add(victim.policy.key)
+        memory.leaving[victim.policy.key] = victim
         if victim.checkpoint_due() and not builder.full:
             self._add_checkpoint(victim, builder, items)
         elif not victim.queued and victim.has_work:
             trainer.enqueue(victim)
         return True
+
+    def _hurry(self, trainer: Trainer, builder: GroupBuilder, items: Items) -> None:
+        """Take those that leave for others to their steps first: who waits for them may come before all that is here.
+
+        In its own lane, a policy of low priority would hold its slot as long as anybody else has work.
+        """
+        for trainee in list(trainer.memory.leaving.values()):
+            op = trainee.next_op()
+            if trainee.has_work and not builder.full and not (op is not None and op.kills):
+                self._take_turn(trainer, trainee, builder, items)
 
     def _watch(self, trainer: Trainer) -> None:
         """Look now and then for policies that hold their slots without work and cannot be checkpointed."""

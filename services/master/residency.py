@@ -47,7 +47,7 @@ class Residency:
         self._credit_s = _BURST_S
         self._in_s = self._out_s = 0.0
         self.nbytes = 0
-        self.leaving: set[PolicyKey] = set()
+        self.leaving: dict[PolicyKey, Trainee] = {}
         """Those that go once their checkpoint is durable."""
 
     def __contains__(self, trainee: Trainee) -> bool:
@@ -79,7 +79,7 @@ class Residency:
 
     def leave(self, trainee: Trainee) -> None:
         """A policy's slot is free; one that has none is fine."""
-        self.leaving.discard(trainee.policy.key)
+        self.leaving.pop(trainee.policy.key, None)
         if self._residents.pop(trainee.policy.key, None) is not None:
             self.nbytes -= trainee.slot_nbytes
         trainee.policy.resident = False

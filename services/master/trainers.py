@@ -125,7 +125,7 @@ class Trainer:
     def keep(self, trainee: Trainee) -> None:
         """A policy that was to leave its slot stays after all, unless everybody has to go."""
         trainee.vacating = self.worker.leaving
-        self.memory.leaving.discard(trainee.policy.key)
+        self.memory.leaving.pop(trainee.policy.key, None)
 
     def enqueue(self, trainee: Trainee) -> None:
         """A policy has something to send."""

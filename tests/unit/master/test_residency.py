@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from joynexus.tenants import TenantLimits
 from joynexus.wire.back import TrainDone, TrainGroup
 from joynexus.wire.errors import ErrorCode, failure
 from joynexus.wire.front import GetPolicy, LoadState, LoadWeights, OpResult, OptimStep, PolicyInfo, Publish, SaveState
 from services.master.commands import Send
 from services.master.config import CoreConfig
+from services.master.events import LimitsChanged
 from tests.unit.master.actors import FakeTrainer, new_incarnation
 from tests.unit.master.test_ops import BUFFERS, forward
 from tests.unit.master.test_training_queue import EVERY_STEP, items, steps
@@ -176,6 +178,28 @@ def test_a_policy_between_two_optimizer_steps_keeps_its_slot_until_the_step() ->
     run(trainer)
     assert trainer.applied["a", "q", 1] == 1
     assert trainer.applied["a", "p", 1] == 1
+
+
+def test_a_slot_that_a_low_priority_holds_until_its_step_does_not_keep_a_high_one_out() -> None:
+    world = World(CoreConfig(checkpoint_steps=10_000, group_ops=2, max_inflight_ops=1000))
+    world.event(LimitsChanged(limits={"high": TenantLimits(priority=1)}))
+    trainer = PagingTrainer(world, slots=2)
+    world.create(tenant="low")
+    lease = world.lease(tenant="low")
+    for seq in range(1, 4):
+        world.tell(forward(lease, seq), tenant="low", buffers=BUFFERS)
+    run(trainer)
+    for policy in ("working", "newcomer"):
+        world.create(policy, tenant="high")
+    steps(world, world.lease("working", tenant="high"), 1, 900, policy="working", tenant="high")
+    for seq in range(4, 6):
+        world.tell(forward(lease, seq), tenant="low", buffers=BUFFERS)
+    world.tell(OptimStep(policy="p", lease=lease, seq=6), tenant="low")
+    steps(world, world.lease("newcomer", tenant="high"), 1, 1, policy="newcomer", tenant="high")
+    trainer.work(400)
+    assert ("high", "newcomer", 1) in trainer.applied
+    assert not resident(world, "p", tenant="low")
+    assert ("high", "working", 900) not in trainer.applied
 
 
 def test_a_full_house_of_waiting_gradients_is_no_deadlock() -> None:
