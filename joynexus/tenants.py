@@ -8,7 +8,6 @@ defaults.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ import msgspec
 from joynexus.keys import write_private
 
 PRIORITIES = range(-10, 11)
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Use is divided by the weight: with a tiny one sums of use would be infinite."""
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,8 +44,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         """Refuse, with a ValueError, what cannot be meant (raised as `msgspec.ValidationError` when decoding)."""
-        if not (math.isfinite(self.weight) and 0 < self.weight <= 1e6):
-            raise ValueError(f"weight must lie between 0 and 1e6, not {self.weight}")
+        if not LEAST_WEIGHT <= self.weight <= MOST_WEIGHT:  # also refuses NaN
+            raise ValueError(f"weight must lie between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}, not {self.weight}")
         if self.priority not in PRIORITIES:
             raise ValueError(f"priority must lie between {PRIORITIES[0]} and {PRIORITIES[-1]}, not {self.priority}")
         for field in ("max_inflight_ops", "max_waiting_acts", "max_act_bytes", "quota_bytes", "max_policies"):

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_ROUNDING = 1 + 1e-9
+_ROUNDING = 1e-9
 """A counter that grew by less has not: an estimate that was right leaves a rounding error when it is trued up, and then
 tenants with equal counters would all be entered anew at once."""
 
@@ -186,7 +186,7 @@ class Lanes(Generic[T]):
         while heap:
             counter, _, tenant = heap[0]
             used = self._counters.used(tenant)
-            if used <= counter * _ROUNDING:
+            if not used > counter + abs(counter) * _ROUNDING:  # what was given back may leave a hair less than nothing
                 self._floors[priority] = max(self._floors.get(priority, 0.0), used)
                 return tenant
             heapq.heappop(heap)

@@ -184,7 +184,7 @@ def test_limits_are_set_shown_and_cleared_and_what_is_not_given_stays(joynexus: 
     [
         (["set", "lab"], "nothing to set: give at least one limit"),
         (["set", "lba", "--weight", "2"], "no key stands for a tenant 'lba'; there are lab"),
-        (["set", "lab", "--weight", "0"], "weight must lie between 0 and 1e6, not 0"),
+        (["set", "lab", "--weight", "0"], "weight must lie between 1e-06 and 1e+06, not 0"),
         (["set", "lab", "--priority", "11"], "priority must lie between -10 and 10, not 11"),
         (["set", "lab", "--quota-bytes", "-1"], "quota_bytes cannot be negative: -1"),
         (["clear", "lab"], "tenant 'lab' has no limits of its own"),

@@ -46,6 +46,16 @@ def test_cheap_work_gets_more_turns_than_dear_work() -> None:
     assert 2.7 < taken.count("b") / taken.count("a") < 3.3
 
 
+def test_what_is_given_back_in_another_order_never_stops_the_queue() -> None:
+    counters = Counters()
+    lanes = filled(counters, a=3)
+    assert lanes.pop() == "a0"
+    for seconds in (0.2, 0.5, -0.2, -0.5):  # two estimates, and no work done: in floats a hair less than nothing
+        counters.charge("a", seconds)
+    assert counters.used("a") < 0
+    assert lanes.pop() == "a1"
+
+
 def test_weights_scale_shares() -> None:
     counters = Counters()
     counters.set("a", 2.0, 0)

@@ -155,6 +155,7 @@ def test_a_hint_has_bounds() -> None:
 
 
 def test_limits_cannot_be_read_as_anything_else() -> None:
-    for text in (b'{"weight": 0}', b'{"weight": -1}', b'{"priority": 11}', b'{"max_policies": -1}', b'{"wieght": 1}'):
+    weights = (b'{"weight": 0}', b'{"weight": -1}', b'{"weight": 1e-320}', b'{"weight": 1e7}')
+    for text in (*weights, b'{"priority": 11}', b'{"max_policies": -1}', b'{"wieght": 1}'):
         with pytest.raises(msgspec.ValidationError):
             msgspec.json.decode(text, type=TenantLimits)
