@@ -165,7 +165,7 @@ def eight_members(lerobot: DatasetManifest, metaworld: DatasetManifest, blobs: B
         inline("two-views", contract(2, 5, 3), ["push", "pull the red lever slowly"], 1, parts=2, chunk=3, **oft),
         inline("no-view", contract(0, 3, 2), ["wave", "bow to the left", "sit"], 16, chunk=2, optimizer=plain, **oft),
         inline("one-row", contract(1, 4, 7), ["open the drawer"], 1, chunk=1, **groot),
-        inline("no-state", contract(1, 0, 2), ["lift", "drop"], 5, parts=1, chunk=6, optimizer=plain, **oft, **narrow),
+        inline("no-state", contract(1, 0, 2), ["lift", "drop"], 5, chunk=6, optimizer=plain, **oft, **narrow),
     ]
 
 
