@@ -33,6 +33,8 @@ from services.master.trainers import Item, Items, Trainer
 
 _SLOT_FAULTS = 10
 _LONG_PAUSE_S = 60.0
+_HOMED_AT_ONCE, _HOMED_EVERY_S = 16, 0.05
+"""Policies that wait for a home get one so many at a time."""
 
 
 class Training:
@@ -170,7 +172,7 @@ class Training:
         """A trainer is there: whoever waits for one moves in, and others may come for the sake of loads."""
         trainer = Trainer(worker, self._counters, self._config, self._outbox.now)
         self._trainers[worker.name] = trainer
-        self._queue(*self._homeless.pop(trainer.backbone, {}).values())
+        self._find_homes(trainer.backbone)
         self.moves.balance()
 
     def leaving(self, worker: Worker) -> None:
@@ -200,7 +202,11 @@ class Training:
                 self._set_aside(trainee, suspect)
             if trainee.target is not None:
                 self.moves.carry_out(trainee)
-        self._queue(*homed)
+            elif trainee.has_work:
+                self._wait_for_home(trainee)
+            else:
+                self._queue(trainee)
+        self._find_homes(trainer.backbone)
 
     # Outcomes
 
@@ -361,11 +367,26 @@ class Training:
             places = [trainer.place(self._outbox.now) for trainer in self._with_backbone(policy.spec.backbone)]
             place = choose(places, trainee.slot_nbytes)
             if place is None:
-                self._homeless.setdefault(policy.spec.backbone, OrderedDict())[policy.key] = trainee
+                self._wait_for_home(trainee)
                 return None
             self._trainers[place.name].settle(trainee)
             return self._trainers[place.name]
         return self._trainers[trainee.home.name]
+
+    def _wait_for_home(self, trainee: Trainee) -> None:
+        self._homeless.setdefault(trainee.policy.spec.backbone, OrderedDict())[trainee.policy.key] = trainee
+
+    def _find_homes(self, backbone: str) -> None:
+        """Give homes to a few of those that wait, and a little later to others.
+
+        So the first trainer after a restart does not get them all, and no event takes as long as there are policies.
+        """
+        waiting = self._homeless.get(backbone)
+        if not waiting or not self.serves(backbone):
+            return
+        self._queue(*[waiting.popitem(last=False)[1] for _ in range(min(_HOMED_AT_ONCE, len(waiting)))])
+        if waiting:
+            self._outbox.after(_HOMED_EVERY_S, lambda: self._find_homes(backbone))
 
     def _pause(self, trainee: Trainee, seconds: float) -> None:
         """Leave a policy alone for a while."""

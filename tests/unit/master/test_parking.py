@@ -139,8 +139,8 @@ def test_a_parked_job_can_be_cancelled_and_what_was_held_back_is_never_done(worl
     assert info(world, job.job).done == 43
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_when_a_job_is_cancelled_only_what_a_trainer_has_is_still_trained_on(restarted: bool) -> None:
+@pytest.mark.parametrize("dies", ["", "master", "trainer"])
+def test_when_a_job_is_cancelled_only_what_a_trainer_has_is_still_trained_on(dies: str) -> None:
     world = World(CoreConfig(group_ops=4))
     cluster = Cluster(world)
     push(world)
@@ -150,11 +150,15 @@ def test_when_a_job_is_cancelled_only_what_a_trainer_has_is_still_trained_on(res
     policy = world.core._training._trainees["a", "p"].policy
     assert (with_trainer, policy.journaled) == ([1, 2, 3, 4, 5, 6, 7, 8], 32)
     assert world.ask(CancelJob(job=job.job), JobInfo).state == "cancelled"
-    if restarted:
+    if dies == "master":
         world.crash()
         cluster = Cluster(world)
+    elif dies == "trainer":
+        cluster.trainer.die()
+        world.wait(10)
+        cluster = Cluster(world)
     cluster.run()
-    done = 0 if restarted else 8
+    done = 0 if dies else 8
     assert {seq for _, _, seq in cluster.trainer.applied} == set(range(1, done + 1))
     policy = world.core._training._trainees["a", "p"].policy
     assert policy.applied == policy.journaled == 32

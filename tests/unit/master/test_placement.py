@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -282,6 +284,30 @@ def test_a_trainer_that_joins_under_load_is_given_policies_and_the_reason_is_log
     run(first, second)
     assert set((first.applied + second.applied).values()) == {1}
     assert len(first.applied + second.applied) == 4000
+
+
+def test_policies_that_wait_when_the_master_starts_go_to_all_trainers_that_come_within_some_time() -> None:
+    world = World(CoreConfig(silent_s=10.0))
+    for index in range(200):
+        world.create(f"p{index}")
+        steps(world, world.lease(f"p{index}"), 1, 2, policy=f"p{index}")
+    world.crash()
+    first = FakeTrainer(world, new_incarnation(), key="1")
+    assert len(world.core._training._trainers["trainer-1"].homed) <= 16, "an event gives homes to a few only"
+    world.wait(0.2)
+    second = FakeTrainer(world, new_incarnation(), key="2")
+    world.wait(2.0)
+    lives = Counter(home(world, f"p{index}") for index in range(200))
+    assert 50 <= lives["trainer-1"] <= 150
+    assert lives["trainer-1"] + lives["trainer-2"] == 200
+    second.die()
+    for _ in range(14):
+        first.beat()
+        world.wait(1.0)
+    run(first)
+    assert {(policy, seq) for _, policy, seq in first.applied} == {
+        (f"p{index}", seq) for index in range(200) for seq in (1, 2)
+    }
 
 
 def test_a_trainer_that_leaves_hands_its_policies_over_without_a_replay(world: World) -> None:

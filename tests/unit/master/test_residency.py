@@ -84,6 +84,7 @@ def test_a_thousand_policies_on_32_slots_are_trained_once_in_order_and_paging_is
     world = World(CoreConfig(max_inflight_ops=50, checkpoint_steps=10_000, beat_ms=10**6, silent_s=10**6))
     submit(world, 1000, 4, tenants=tenants)
     trainer = PagingTrainer(world, slots=32)
+    world.wait(4.0)  # until all have a home
     run(trainer)
     assert trainer.most <= 32
     assert len(trainer.applied) == 4_000
@@ -281,6 +282,7 @@ def test_the_cost_of_an_op_does_not_grow_with_the_number_of_policies_that_wait()
         world = World(CoreConfig(checkpoint_steps=10_000))
         submit(world, policies, 2, tenants=10)
         trainer = PagingTrainer(world, slots=16)
+        world.wait(3.0)  # until all have a home
         began = time.process_time()
         run(trainer)
         assert len(trainer.applied) == 2 * policies

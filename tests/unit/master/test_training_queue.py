@@ -166,6 +166,7 @@ def test_ten_thousand_queued_ops_of_many_policies_are_handled_without_scans() ->
     for policy, lease in leases.items():
         steps(world, lease, 1, 100, policy=policy)
     trainer = FakeTrainer(world, new_incarnation())
+    world.wait(1.0)  # until all have a home
     run(trainer)
     assert len(trainer.applied) == 10_000
     assert set(trainer.applied.values()) == {1}
