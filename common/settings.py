@@ -110,7 +110,7 @@ class TrainerSettings(ModelSettings):
 
     Attributes:
         max_slots: policies in memory at once.
-        slot_bytes: memory that they may take: parameters, gradients and moments; 0: no limit.
+        slot_bytes: memory that they may take: parameters, gradients and moments; 0: a third of the device's.
     """
 
     cluster_file: Path = Path(".joynexus/keys/trainer/client.toml")

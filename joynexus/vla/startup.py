@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -89,6 +90,16 @@ class Equipment:
             slot_bytes=slot_bytes,
             detail=self.detail,
         )
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Return the memory of a device; for a CPU that of the host, or of the container if that has less."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        return min(host, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return host
 
 
 def bring_up(settings: Settings) -> Equipment:

@@ -85,13 +85,13 @@ class Shelf:
 
     def _read(self, version: int, digest: str) -> Served:
         try:
-            path = self._open_blob(digest)
-            nbytes = path.stat().st_size
+            content = self._open_blob(digest).read_bytes()
         except (KeyError, OSError, JoyNexusError) as error:
-            sentence = f"version {version} cannot be fetched now: {error}"
+            reason = error.strerror if isinstance(error, OSError) else error  # an OSError names a path of the service
+            sentence = f"version {version} cannot be fetched now: {reason}"
             raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=1000)) from error
         try:
-            loaded = read_version(path, digest, device=str(self._backbone.device))
+            loaded = read_version(content, digest, device=str(self._backbone.device))
             if loaded.version != version:
                 raise ValueError(f"its file says that it is version {loaded.version}")
             if loaded.policy.backbone_digest != self._backbone.digest:

@@ -11,15 +11,19 @@ from pathlib import Path
 
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.busy import BusyClock
+from joynexus.vla.modules import check_modules
 from joynexus.vla.numerics import numerics_class
 from joynexus.vla.shared_forward import SharedForward, Store
 from joynexus.wire.arrays import Buffer
 from joynexus.wire.back import OpenSlot, TrainGroup
+from joynexus.wire.errors import ErrorCode
 from services.trainer.blobs import Blobs, OpenBlob, PutBlob
 from services.trainer.group import Answer, GroupRun
 from services.trainer.ops import Ops
 from services.trainer.samples import SampleReader
-from services.trainer.slots import Slot, SlotKey, open_slot
+from services.trainer.slots import Slot, SlotKey, open_slot, refused
+
+GIB = 1024**3
 
 
 class TrainerEngine:
@@ -34,6 +38,7 @@ class TrainerEngine:
         clock: measures busy time; None takes the backbone's device.
         max_rows: samples in one forward at most.
         max_slots: policies in memory at most; 0 means no limit.
+        slot_bytes: a new policy that takes more than this to train is refused; 0 means no limit.
         advance: called after each forward.
     """
 
@@ -48,11 +53,13 @@ class TrainerEngine:
         clock: BusyClock | None = None,
         max_rows: int = 64,
         max_slots: int = 0,
+        slot_bytes: int = 0,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._backbone = backbone
         self._slots: dict[SlotKey, Slot] = {}  # the one used longest ago first
         self._max_slots = max_slots
+        self._slot_bytes = slot_bytes
         self._clock = clock or BusyClock(backbone.device)
         self._blobs = Blobs(open_blob, put_blob, scratch)
         self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
@@ -95,5 +102,20 @@ class TrainerEngine:
         if held is not None and held.covers(opening):
             return
         self._slots.pop(key, None)
+        if not opening.checkpoint:
+            self._check_size(opening)
         path = self._blobs.path(opening.checkpoint) if opening.checkpoint else None
         self._slots[key] = open_slot(opening, self._backbone, path)
+
+    def _check_size(self, opening: OpenSlot) -> None:
+        """Refuse a new policy that would not leave the others their memory."""
+        try:
+            nbytes = check_modules(opening.spec, self._backbone.hidden_size)
+        except ValueError as error:
+            raise refused(ErrorCode.INVALID, str(error)) from error
+        if self._slot_bytes and nbytes > self._slot_bytes:
+            raise refused(
+                ErrorCode.INVALID,
+                f"it takes {nbytes / GIB:.1f} GiB to train, and policies have {self._slot_bytes / GIB:.1f} GiB here: "
+                "choose a smaller head_config, or ask the operator for more (slot_bytes)",
+            )

@@ -10,7 +10,7 @@ from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import TrainerSettings
 from common.telemetry import get_logger, log_op
-from joynexus.vla.startup import LOADING_S, bring_up
+from joynexus.vla.startup import LOADING_S, bring_up, memory_bytes
 from joynexus.wire import Packet
 from joynexus.wire.back import SlotFailed, TrainGroup
 from services.trainer.core import TrainerEngine
@@ -20,6 +20,8 @@ log = get_logger(__name__)
 
 CREDIT = 2
 """Groups at once: one being worked on, one waiting at hand."""
+SLOTS_SHARE = 1 / 3
+"""Of the device's memory that policies may take if settings do not say; the rest is for backbone and activations."""
 WORKING_S = 300.0
 """An op, or one forward of a group, must be done within this."""
 
@@ -34,6 +36,7 @@ def run(settings: TrainerSettings) -> None:
                 equipment = bring_up(settings)
             except ValueError as error:
                 raise SystemExit(f"the trainer cannot start: {error}") from error
+            slot_bytes = settings.slot_bytes or int(SLOTS_SHARE * memory_bytes(equipment.backbone.device))
             engine = TrainerEngine(
                 equipment.backbone,
                 equipment.features,
@@ -41,10 +44,11 @@ def run(settings: TrainerSettings) -> None:
                 runtime.blobs.put_file,
                 scratch=settings.cache_dir / "scratch" / "trainer",
                 max_slots=settings.max_slots,
+                slot_bytes=slot_bytes,
                 advance=progress.advance,
             )
         log.info("ready", **equipment.detail)
-        limits = {"max_slots": settings.max_slots, "slot_bytes": settings.slot_bytes}
+        limits = {"max_slots": settings.max_slots, "slot_bytes": slot_bytes}
         runtime.register(equipment.register("trainer", runtime.incarnation, {"train": CREDIT}, **limits))
 
         def work(packet: Packet) -> None:

@@ -160,3 +160,14 @@ def test_slots_that_a_restarted_master_does_not_know_of_make_room_the_longest_un
     assert [policy for _, policy in bench.engine.policies] == ["a", "c"]
     bench.done(Group(opening("d"), opening("e"), opening("f")).train("d", 1, Arrays(4)))
     assert [policy for _, policy in bench.engine.policies] == ["d", "e", "f"], "what a group needs is never dropped"
+
+
+def test_a_new_policy_too_large_for_the_trainer_is_refused_and_others_keep_their_slots(bench: Bench) -> None:
+    bench.done(Group(opening("small")).train("small", 1, Arrays(1)))
+    bench.engine._slot_bytes = 8 * 1024**2
+    large = opening("large", msgspec.structs.replace(spec(), head_config={"hidden": 2048}))
+    (answer,) = bench.run(Group(large).train("large", 1, Arrays(2)))
+    assert isinstance(answer, SlotFailed)
+    assert answer.error.code is ErrorCode.INVALID
+    assert "GiB to train" in answer.error.message
+    assert [policy for _, policy in bench.engine.policies] == ["small"]
