@@ -102,4 +102,4 @@ class Shelf:
             self._backbone.check_layers(loaded.policy.layers)
         except ValueError as error:
             raise JoyNexusError(failure(ErrorCode.BAD_DATA, f"version {version} is unusable: {error}")) from error
-        return Served(policy=loaded.policy, version=version, digest=digest, nbytes=nbytes)
+        return Served(policy=loaded.policy, version=version, digest=digest, nbytes=loaded.nbytes)
