@@ -137,7 +137,8 @@ def _check_recipe(spec: PolicySpec | SftPolicy) -> None:
 
 
 def _check_optimizer(spec: OptimizerSpec) -> None:
-    _number("lr", spec.lr, 0.0, 1e3)
+    if not 0 < spec.lr <= 1e3:  # also refuses NaN
+        raise _invalid(f"lr must lie above 0 and be at most 1000, not {spec.lr:g}")
     for beta in spec.betas:
         if not 0 <= beta < 1:
             raise _invalid(f"betas must lie in [0, 1), not {spec.betas}")

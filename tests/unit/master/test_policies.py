@@ -130,6 +130,7 @@ def test_names_are_checked(world: World, name: str) -> None:
         ({"head_config": {"scale": math.nan}}, "head_config has nan for 'scale'"),
         ({"optimizer": OptimizerSpec(lr=math.nan)}, "lr must lie"),
         ({"optimizer": OptimizerSpec(lr=-1.0)}, "lr must lie"),
+        ({"optimizer": OptimizerSpec(lr=0.0)}, "lr must lie above 0"),
         ({"optimizer": OptimizerSpec(betas=(0.9, 1.0))}, "betas"),
         ({"backbone": ""}, "backbone"),
         ({"seed": -1}, "seed"),
