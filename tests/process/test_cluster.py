@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from joynexus.specs import PolicySpec
 from services.env.datasets.writer import LeRobotWriter
 from services.env.simulators.interface import SimulatorOptions
 from services.env.simulators.registry import contract_of
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKBONE = "tiny-qwen3vl"
@@ -86,13 +86,6 @@ def undisturbed(client: Client, dataset: str) -> list[float]:
     info = job.wait(progress=False, timeout_s=120)
     assert (info.initial_version, info.version) == (1, 2)
     return job.losses
-
-
-def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def kill(cluster: LocalCluster, name: str) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from joynexus.local import LocalCluster
 from joynexus.specs import OptimizerSpec
 from joynexus.wire.front import LaneStatus
 from services.env.datasets.writer import LeRobotWriter
+from tests.waiting import until
 
 BACKBONE = "tiny-qwen3vl"
 TENANTS = ("ada", "ben", "cho", "dee")
@@ -130,13 +130,6 @@ def same(curve: list[float], expected: list[float], *, exact: bool) -> None:
         assert curve == expected
     else:  # the probe says that this host cannot hold it; the bound is that of ADR 7
         np.testing.assert_allclose(curve, expected, rtol=2e-2)
-
-
-def until(true: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def home(client: Client, policy: str) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from joynexus.wire import ErrorCode, JoyNexusError
 from joynexus.wire.back import IndicesDrawn, Register, SampleIndices
 from joynexus.wire.front import BlobRead, ClusterStatus, Status
 from tests.process.fake_master import FakeMaster
+from tests.waiting import until
 
 STATUS = ClusterStatus(server="s", uptime_s=0, roles=(), lanes=(), policies=0, jobs_running=0, versions_in_service=0)
 
@@ -44,13 +45,6 @@ def task(name: str) -> SampleIndices:
     return SampleIndices(
         task=name, attempt=1, tenant="a", manifest="", holdout_episodes=0, seed=0, batch_size=1, first_step=0, steps=1
     )
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.005)
 
 
 def test_work_comes_and_results_go(master: FakeMaster, runtime: WorkerRuntime) -> None:

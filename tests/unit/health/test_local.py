@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
 from services.health.supervisor import LocalSupervisor
+from tests.waiting import until
 
 ROLE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(60)\n"
 STUBBORN = (
@@ -40,13 +40,6 @@ def supervise(cluster: LocalCluster, tmp_path: Path, **roles: str) -> LocalSuper
     (tmp_path / "services" / "__init__.py").touch()
     plans = tuple(RolePlan(name=role, role=role) for role in roles)
     return LocalSupervisor(cluster, ClusterPlan(python=sys.executable, root=str(tmp_path), roles=plans))
-
-
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
 
 
 def test_pid_file_of_another_process_does_not_count(cluster: LocalCluster) -> None:

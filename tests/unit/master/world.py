@@ -317,7 +317,7 @@ class FakeWorker:
         return done
 
     def do(self, send: Send) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # a bare worker is only looked at: it is given nothing
 
     def _take(self, send: Send) -> None:
         self.received.append(send.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from joynexus.keys import KeyRegistry
 from joynexus.wire import Failure
 from services.master import bulk
 from services.master.bulk import BulkService
+from tests.waiting import until
 
 DEADLINE_S = 10.0
 
@@ -63,13 +64,6 @@ def service(core: Core, store: BlobStore, tmp_path: Path, monkeypatch: pytest.Mo
     service.start()
     yield service
     service.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def age(store: BlobStore, digest: str, seconds: float) -> None:
