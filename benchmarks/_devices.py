@@ -9,6 +9,7 @@ takes part in one forward over what is not kept; then each has its private part,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class Features:
         return len(kept) - before
 
 
-class _Worker:
+class _Worker(ABC):
     """What simulated workers have in common: a connection and an inbox."""
 
     role = ""
@@ -82,9 +83,9 @@ class _Worker:
         cluster.say(self.peer, Register(role=self.role, pid=1, incarnation=incarnation, **register))  # type: ignore[arg-type]  # a literal
         cluster.simulation.spawn(self._run())
 
+    @abstractmethod
     def work(self, send: Send) -> Process:
         """Do one piece of work."""
-        raise NotImplementedError
 
     def _take(self, send: Send) -> None:
         if send.re:

@@ -44,14 +44,6 @@ class Limits:
         """Return what the operator set for a tenant."""
         return self._limits.get(tenant, _DEFAULT)
 
-    def weight(self, tenant: str) -> float:
-        """Return its share relative to others'."""
-        return self.of(tenant).weight
-
-    def priority(self, tenant: str) -> int:
-        """Return its place in line."""
-        return self.of(tenant).priority
-
     def max_inflight_ops(self, tenant: str) -> int:
         """Return how many ops of one policy may wait unanswered."""
         return _chosen(self.of(tenant).max_inflight_ops, self._config.max_inflight_ops)
