@@ -13,8 +13,8 @@ import msgspec
 
 from joynexus.contract import Contract, Statistics
 from joynexus.datasets import Fault
-from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, PolicySpec, SftSpec
-from joynexus.wire.back import TrainKind
+from joynexus.specs import JobSpec, PolicySpec
+from joynexus.wire.back import RlBegin, RlEpoch, TrainKind
 from joynexus.wire.errors import Failure
 from joynexus.wire.front import ActionError, DatasetState, EpisodeResult, FileEntry, JobState, OpResult
 
@@ -52,6 +52,8 @@ class OpRecord(Base, frozen=True, kw_only=True):
         blob: digest of the blob with the samples, or with the state or weights to load.
         blob_nbytes: its size.
         manifest, indices, feature_scope: samples by reference to a prepared data set.
+        rl: what to do, for `rl_begin` and `rl_epoch`.
+        rollouts: digests and sizes of the blobs that an `rl_epoch` is trained on.
         version: number issued to a `publish`.
         state: name of the state to save or load.
         state_seq: for `load_state`, the op that saved that state.
@@ -73,6 +75,8 @@ class OpRecord(Base, frozen=True, kw_only=True):
     manifest: str = ""
     indices: tuple[int, ...] = ()
     feature_scope: str = ""
+    rl: RlBegin | RlEpoch | None = None
+    rollouts: tuple[tuple[str, int], ...] = ()
     version: int = 0
     state: str = ""
     state_seq: int = 0
@@ -173,7 +177,7 @@ class JobRecord(Base, frozen=True, kw_only=True):
     job: str
     key: str
     number: int
-    spec: SftSpec | EvaluateSpec | EvaluateDatasetSpec
+    spec: JobSpec
     accepted_s: float
     state: JobState = "waiting"
     ended_s: float = 0.0

@@ -15,7 +15,7 @@ import msgspec
 from joynexus.client import _blobs
 from joynexus.client._flow import Flow, answered, blocking, paused, run
 from joynexus.client._io import Connection, answer_of
-from joynexus.specs import EvaluateSpec, JobSpec, SftSpec
+from joynexus.specs import EvaluateSpec, JobSpec, PipelineSpec, RlSpec, SftSpec
 from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.front import ActionError, CancelJob, EvaluationResult, GetJob, JobInfo, ResumeJob
 
@@ -185,6 +185,10 @@ def describe(spec: JobSpec) -> str:
     """Say in a few words what a job does."""
     if isinstance(spec, SftSpec):
         return f"sft {spec.policy} on {spec.dataset}"
+    if isinstance(spec, RlSpec):
+        return f"{spec.algorithm.__struct_config__.tag} {spec.policy} in {spec.env}"
+    if isinstance(spec, PipelineSpec):
+        return f"{len(spec.stages)} stages of {spec.policy}"
     if isinstance(spec, EvaluateSpec):
-        return f"evaluate {spec.policy} in {spec.env}"
+        return f"evaluate {spec.policy} in {', '.join(spec.tasks)}"
     return f"evaluate {spec.policy} on {spec.dataset}"

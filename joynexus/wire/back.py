@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from joynexus.contract import Contract
+from joynexus.contract import Camera, Contract, Statistics
 from joynexus.datasets import Fault
-from joynexus.specs import PolicySpec
+from joynexus.specs import Algorithm, CriticSpec, ExplorationSpec, OptimizerSpec, PolicySpec
 from joynexus.wire.arrays import Array
 from joynexus.wire.errors import Failure
-from joynexus.wire.front import ActionError, DatasetSamples, EpisodeResult, FileEntry, OpResult, Wire
+from joynexus.wire.front import ActionError, DatasetSamples, EpisodeResult, Exploration, FileEntry, OpResult, Wire
 
 Role = Literal["trainer", "inference", "env", "health"]
 
@@ -105,6 +105,42 @@ class OpenSlot(Wire, frozen=True, kw_only=True):
     applied_seq: int = 0
 
 
+class RlBegin(Wire, frozen=True, kw_only=True, tag="begin", tag_field="what"):
+    """Make a policy ready for RL: give it what it draws with and a value head, and an optimizer that starts anew.
+
+    Attributes:
+        critic: value head; None for an algorithm without one.
+        values: numbers that the value head gives for each chunk: 1, or the chunk's length at level `action`.
+        optimizer: that the following `rl_epoch`s use.
+    """
+
+    exploration: ExplorationSpec
+    critic: CriticSpec | None
+    values: int
+    optimizer: OptimizerSpec
+
+
+class RlEpoch(Wire, frozen=True, kw_only=True, tag="epoch", tag_field="what"):
+    """One pass over the experience of an update.
+
+    Attributes:
+        algorithm: with all its numbers.
+        rollouts: blob digests of `joynexus.simulation.trajectories`, in order.
+        update, epoch: both count from 0; with `seed` they decide the order of samples.
+        reward_scale: factor on rewards.
+        weight_limit: set in asynchronous jobs (else 0): the ratio is taken to the policy as it was when the update
+            began, and samples weigh by how much that differs from the one that acted, at most this.
+    """
+
+    algorithm: Algorithm
+    rollouts: tuple[str, ...]
+    update: int
+    epoch: int
+    seed: int
+    reward_scale: float = 1.0
+    weight_limit: float = 0.0
+
+
 TrainKind = Literal[
     "forward_backward",
     "optim_step",
@@ -113,6 +149,8 @@ TrainKind = Literal[
     "save_state",
     "load_state",
     "load_weights",
+    "rl_begin",
+    "rl_epoch",
     "checkpoint",
 ]
 
@@ -127,6 +165,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
         payload: or the blob that holds them (see `ForwardBackward`); for `load_weights`, the safetensors blob.
         dataset: or steps of a prepared data set; `dataset.dataset` is the blob digest of its encoded manifest.
         feature_scope: whose features may be shared: `tenant:<id>`, or `shared:<data set>`.
+        rl: for `rl_begin` and `rl_epoch`, what to do.
         version: for `publish`, the number to give it.
         state: for `load_state`, the blob digest of the state.
         replay: it was applied before by an earlier incarnation; the result is only compared.
@@ -143,6 +182,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
     payload: str = ""
     dataset: DatasetSamples | None = None
     feature_scope: str = ""
+    rl: RlBegin | RlEpoch | None = None
     version: int = 0
     state: str = ""
     replay: bool = False
@@ -241,11 +281,12 @@ class PredictGroup(Wire, frozen=True, kw_only=True):
 
 
 class Predicted(Wire, frozen=True, kw_only=True):
-    """Answer to one item: actions [R, chunk, A] float32, or an error."""
+    """Answer to one item: actions [R, chunk, A] float32 (and `exploration` if that was asked for), or an error."""
 
     request: str
     version: int = 0
     actions: Array | None = None
+    exploration: Exploration | None = None
     error: Failure | None = None
     rows: int = 0
     busy_s: float = 0.0
@@ -358,10 +399,64 @@ class IndicesDrawn(Wire, frozen=True, kw_only=True):
     busy_s: float = 0.0
 
 
+class DescribeSimulator(Wire, frozen=True, kw_only=True):
+    """What is a simulator task like (lane `simulator`)? Answer: `SimulatorDescribed`.
+
+    Attributes:
+        cameras: pictures wanted; None takes the simulator's own choice.
+        episode_limit: 0 takes the simulator's own.
+        warmup_episodes: episodes to run with random actions, for statistics; 0 for none.
+        seed: of the random actions, and of the first episode.
+    """
+
+    task: str
+    attempt: int
+    tenant: str
+    env: str
+    cameras: tuple[Camera, ...] | None = None
+    episode_limit: int = 0
+    warmup_episodes: int = 0
+    seed: int = 0
+
+
+class SimulatorDescribed(Wire, frozen=True, kw_only=True):
+    """What a simulator task is like, or why it cannot be used.
+
+    Attributes:
+        statistics: of the states that random actions led to; of the actions their middle and half their range.
+    """
+
+    task: str
+    attempt: int
+    contract: Contract | None = None
+    instruction: str = ""
+    statistics: Statistics | None = None
+    software: dict[str, str] = {}
+    error: Failure | None = None
+    busy_s: float = 0.0
+
+
+class Collect(Wire, frozen=True, kw_only=True):
+    """Episodes are to be trained on: explore, and keep what was seen and done. Part of `Rollout`.
+
+    Attributes:
+        reward: as in `RlSpec`; with `success` an episode ends when it is solved.
+        value: also ask what the last observation of an episode is worth that did not end by itself.
+    """
+
+    reward: Literal["dense", "success"]
+    value: bool
+
+
 class Rollout(Wire, frozen=True, kw_only=True):
     """Run episodes of a simulator with a fixed version (lane `simulator`). Answer: `RolloutDone`.
 
     The worker asks for actions with `WorkerAct`, for all its live rows at once.
+
+    Attributes:
+        seeds: one an episode; they may repeat where `draws` differ.
+        draws: one an episode: seeds of what the policy draws in it; empty takes the episodes' seeds.
+        collect: set for episodes that are to be trained on.
     """
 
     task: str
@@ -377,10 +472,17 @@ class Rollout(Wire, frozen=True, kw_only=True):
     """Seeds whose episodes are recorded."""
     episode_limit: int = 0
     execute: int = 0
+    draws: tuple[int, ...] = ()
+    collect: Collect | None = None
 
 
 class RolloutDone(Wire, frozen=True, kw_only=True):
-    """Episodes in seed order, or why they could not be run."""
+    """Episodes in the order of the seeds asked for, or why they could not be run.
+
+    Attributes:
+        trajectories: blob digest of what was collected (`joynexus.simulation.trajectories`).
+        trajectories_nbytes: its size.
+    """
 
     task: str
     attempt: int
@@ -388,6 +490,8 @@ class RolloutDone(Wire, frozen=True, kw_only=True):
     contract_digest: str = ""
     software: dict[str, str] = {}
     videos: tuple[tuple[str, int], ...] = ()
+    trajectories: str = ""
+    trajectories_nbytes: int = 0
     error: Failure | None = None
     busy_s: float = 0.0
 

@@ -14,7 +14,7 @@ import msgspec
 
 from joynexus.contract import Contract
 from joynexus.datasets import Fault
-from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, PolicySpec, SftSpec
+from joynexus.specs import JobSpec, PolicySpec
 from joynexus.wire.arrays import Array
 from joynexus.wire.errors import Failure
 
@@ -308,7 +308,7 @@ class SubmitJob(Wire, frozen=True, kw_only=True):
     """
 
     key: str
-    spec: SftSpec | EvaluateSpec | EvaluateDatasetSpec
+    spec: JobSpec
 
 
 class GetJob(Wire, frozen=True, kw_only=True):
@@ -347,6 +347,7 @@ class EpisodeResult(Wire, frozen=True, kw_only=True):
         reward: sum of rewards.
         failure: empty, or why it did not succeed: `limit`, `terminated`.
         video: blob digest of its MP4, if one was asked for.
+        env: its task, where there are several.
     """
 
     seed: int
@@ -355,6 +356,22 @@ class EpisodeResult(Wire, frozen=True, kw_only=True):
     reward: float
     failure: str = ""
     video: str = ""
+    env: str = ""
+
+
+class TaskResult(Wire, frozen=True, kw_only=True):
+    """What an evaluation found on one of its tasks; see `EvaluationResult`."""
+
+    env: str
+    successes: int
+    episodes: int
+    success: float
+    low: float
+    high: float
+    mean_steps: float
+    mean_reward: float
+    failures: dict[str, int]
+    contract_digest: str
 
 
 class EvaluationResult(Wire, frozen=True, kw_only=True):
@@ -366,9 +383,10 @@ class EvaluationResult(Wire, frozen=True, kw_only=True):
         success, low, high: success rate with its 95 % Wilson interval.
         mean_steps, mean_reward: over all episodes.
         failures: count by reason.
-        contract_digest: the environment's contract.
+        contract_digest: the environment's contract; the first task's if there are several.
+        tasks: the same for each task.
         software: versions of simulator, renderer and packages that made these numbers.
-        results: episodes in seed order.
+        results: episodes by task, in seed order.
     """
 
     version: int
@@ -383,6 +401,7 @@ class EvaluationResult(Wire, frozen=True, kw_only=True):
     contract_digest: str
     software: dict[str, str]
     results: tuple[EpisodeResult, ...]
+    tasks: tuple[TaskResult, ...] = ()
 
 
 class ActionError(Wire, frozen=True, kw_only=True):
@@ -407,12 +426,45 @@ class ActionError(Wire, frozen=True, kw_only=True):
     samples: int
 
 
+class UpdatePoint(Wire, frozen=True, kw_only=True):
+    """One update of an RL job.
+
+    Attributes:
+        update: counts from 0.
+        version: that it published.
+        episodes, steps: episodes that it was trained on, and actions in them.
+        success, reward, length: their rate of success, mean return (unscaled) and mean length.
+        staleness: most updates between the version that acted in one of them and this one.
+        metrics: of its last epoch: `policy_loss`, `value_loss`, `entropy`, `approx_kl`, `clip_fraction`, `grad_norm`, …
+    """
+
+    update: int
+    version: int
+    episodes: int
+    steps: int
+    success: float
+    reward: float
+    length: float
+    staleness: int = 0
+    metrics: dict[str, float] = {}
+
+
+class StageInfo(Wire, frozen=True, kw_only=True):
+    """One stage of a pipeline: its job once it has begun, and how that ended."""
+
+    kind: str
+    job: str = ""
+    state: JobState = "waiting"
+
+
 class JobInfo(Wire, frozen=True, kw_only=True):
     """State and progress of a job.
 
     Attributes:
-        done, total: optimizer steps (sft) or episodes (evaluate).
+        done, total: optimizer steps (sft), updates (rl), episodes (evaluate) or stages (pipeline).
         losses: the loss curve from index `since` on (sft).
+        updates: the learning curve from index `since` on (rl).
+        stages: the stages of a pipeline.
         initial_version, version: versions the job published; 0 if none.
         backbone_forwards, samples: samples that went through the backbone, and samples trained on.
         seconds: since the job was accepted until now or its end.
@@ -420,7 +472,7 @@ class JobInfo(Wire, frozen=True, kw_only=True):
     """
 
     job: str
-    spec: SftSpec | EvaluateSpec | EvaluateDatasetSpec
+    spec: JobSpec
     state: JobState
     done: int
     total: int
@@ -434,6 +486,8 @@ class JobInfo(Wire, frozen=True, kw_only=True):
     error: Failure | None = None
     evaluation: EvaluationResult | None = None
     action_error: ActionError | None = None
+    updates: tuple[UpdatePoint, ...] = ()
+    stages: tuple[StageInfo, ...] = ()
 
 
 class JobList(Wire, frozen=True, kw_only=True):
@@ -456,6 +510,8 @@ class Act(Wire, frozen=True, kw_only=True):
         contract: digest of the asker's contract, checked against the policy's if set.
         seeds: one a row, for heads that draw (flow matching): the same seed draws the same noise whatever else is in
             the group; empty means 0 for each row. A rollout derives it from (episode seed, step).
+        explore: draw the actions as the policy's RL job says, and tell what training needs to know of them. For
+            rollouts; refused for a version that was not published by an RL job.
     """
 
     policy: str
@@ -465,6 +521,23 @@ class Act(Wire, frozen=True, kw_only=True):
     instructions: tuple[str, ...]
     contract: str = ""
     seeds: tuple[int, ...] = ()
+    explore: bool = False
+
+
+class Exploration(Wire, frozen=True, kw_only=True):
+    """What training needs to know of actions that were drawn. V is 0 without a value head, else 1 or the chunk.
+
+    Attributes:
+        sample: [R, …] float32, what the head drew, from which it finds the log-probability again.
+        log_prob: [R, chunk, A] float32, of each number drawn; how they are summed is the algorithm's choice.
+        value: [R, V] float32.
+        keys: R keys under which the features are stored.
+    """
+
+    sample: Array
+    log_prob: Array
+    value: Array
+    keys: tuple[str, ...]
 
 
 class Actions(Wire, frozen=True, kw_only=True):
@@ -473,10 +546,12 @@ class Actions(Wire, frozen=True, kw_only=True):
     Attributes:
         version: which version acted.
         actions: [R, chunk, A] float32, raw units.
+        exploration: set if `explore` was.
     """
 
     version: int
     actions: Array
+    exploration: Exploration | None = None
 
 
 # -------------------------------------------------------------------------------------------------- data sets

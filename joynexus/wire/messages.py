@@ -28,8 +28,9 @@ def _snake(name: str) -> str:
 _PARTS = frozenset(
     {
         front.Wire, front.Samples, front.DatasetSamples, front.EpisodeResult, front.EvaluationResult,
-        front.ActionError, front.FileEntry, front.RoleStatus, front.LaneStatus, front.UsageLine,
-        back.OpenSlot, back.TrainItem, back.PredictItem, back.Predicted,
+        front.ActionError, front.FileEntry, front.Exploration, front.TaskResult,
+        front.UpdatePoint, front.StageInfo, front.RoleStatus, front.LaneStatus, front.UsageLine,
+        back.OpenSlot, back.RlBegin, back.RlEpoch, back.Collect, back.TrainItem, back.PredictItem, back.Predicted,
     }
 )  # fmt: skip
 
@@ -95,6 +96,7 @@ BACK_REQUESTS: dict[type[Message], frozenset[str]] = {
     back.DatasetPrepared: frozenset({"env"}),
     back.IndicesDrawn: frozenset({"env"}),
     back.RolloutDone: frozenset({"env"}),
+    back.SimulatorDescribed: frozenset({"env"}),
     back.ActionsEvaluated: frozenset({"env"}),
     back.WorkerAct: frozenset({"env"}),
     front.Status: frozenset({"health"}),

@@ -19,15 +19,15 @@ from typing import Protocol
 import numpy as np
 
 from joynexus.contract import Contract, first_difference
+from joynexus.simulation.episodes import Actions, Question, run_episodes
+from joynexus.simulation.interface import Picture, SimulatorError, SimulatorOptions
+from joynexus.simulation.pool import Deadlines, SimulatorPool
 from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import Rollout, RolloutDone
 from joynexus.wire.front import EpisodeResult
 from services.env.asking import Asker
 from services.env.encoding import write_video
-from services.env.producers.rollout import Actions, Question, run_episodes
-from services.env.simulators.interface import Picture, SimulatorError, SimulatorOptions
-from services.env.simulators.pool import Deadlines, SimulatorPool
-from services.env.simulators.registry import contract_of
+from services.env.simulators.registry import contract_of, open_pool
 
 ROWS = 8  # environments of a worker process: their questions go to the policy together
 _PACKAGES = ("metaworld", "mujoco", "numpy")
@@ -69,7 +69,7 @@ class WarmPools:
             other.close()
         try:
             if pool is None:
-                pool = SimulatorPool(
+                pool = open_pool(
                     task, ROWS, options=options, deadlines=self._deadlines, recycle_after=self._recycle_after
                 )
             yield pool

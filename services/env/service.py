@@ -17,6 +17,8 @@ from common.runtime import WorkerRuntime
 from common.scratch import open_scratch
 from common.settings import EnvSettings
 from common.telemetry import get_logger, log_op
+from joynexus.simulation.episodes import ATTEMPTS
+from joynexus.simulation.pool import Deadlines
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, Packet, failure
 from joynexus.wire.back import (
     ActionsEvaluated,
@@ -31,9 +33,7 @@ from joynexus.wire.back import (
 )
 from services.env.asking import Asker
 from services.env.data_work import DataWork, find_mounted
-from services.env.producers.rollout import ATTEMPTS
 from services.env.rollout_work import RolloutWork, WarmPools, software
-from services.env.simulators.pool import Deadlines
 from services.env.simulators.registry import prepare_process
 
 log = get_logger(__name__)

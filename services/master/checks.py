@@ -99,18 +99,23 @@ def check_job(spec: JobSpec) -> None:
             _range("episode_limit", spec.episode_limit, 0, MAX_STEPS)
             _range("execute", spec.execute, 0, MAX_CHUNK)
             _range("videos", spec.videos, 0, min(spec.episodes, MAX_VIDEOS))
-            family, _, task = spec.env.partition("/")
-            if not family or not task or len(spec.env) > 200:
-                raise _invalid(f"env '{spec.env[:80]}' is not a simulator task: write <family>/<task>")
-            if family not in SIMULATOR_FAMILIES:
-                known = ", ".join(SIMULATOR_FAMILIES)
-                raise _invalid(f"there is no simulator family '{family[:80]}': use one of {known}")
+            for env in spec.tasks:
+                _check_env(env)
         case EvaluateDatasetSpec():
             check_any_name("data set", spec.dataset)
             _range("version", spec.version, 0, 2**31)
             _range("number of episodes", len(spec.episodes), 1, MAX_EPISODES)
             if min(spec.episodes) < 0 or len(set(spec.episodes)) < len(spec.episodes):
                 raise _invalid("episodes must be different non-negative numbers")
+
+
+def _check_env(env: str) -> None:
+    family, _, task = env.partition("/")
+    if not family or not task or len(env) > 200:
+        raise _invalid(f"env '{env[:80]}' is not a simulator task: write <family>/<task>")
+    if family not in SIMULATOR_FAMILIES:
+        known = ", ".join(SIMULATOR_FAMILIES)
+        raise _invalid(f"there is no simulator family '{family[:80]}': use one of {known}")
 
 
 def recipe_difference(policy: PolicySpec, recipe: SftPolicy) -> str | None:

@@ -74,7 +74,7 @@ class EvaluationJob(Job):
                 version=self.record.version,
                 contract=policy.spec.contract,
                 chunk=policy.spec.chunk,
-                env=self.spec.env,
+                env=self.spec.tasks[0],
                 seeds=seeds,
                 videos=self._plan.recorded(page),
                 episode_limit=self.spec.episode_limit,
@@ -130,7 +130,7 @@ class EvaluationJob(Job):
 
     @property
     def _family(self) -> str:
-        return self.spec.env.partition("/")[0]
+        return self.spec.tasks[0].partition("/")[0]
 
     def _release(self) -> None:
         self.tools.env.cancel(self._tasks.values())

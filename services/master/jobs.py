@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
-from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftSpec
+from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, PipelineSpec, RlSpec, SftSpec
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
@@ -219,6 +219,8 @@ class Jobs:
                 check_recipe(policy, spec)
             else:
                 tools.policies.check_module(spec.create.backbone, spec.create.head)
+        elif isinstance(spec, RlSpec | PipelineSpec):
+            raise refuse(ErrorCode.INVALID, "this cluster runs no such jobs")
         else:
             found = tools.policies.version(tenant, spec.policy, spec.version)
             version = found.version

@@ -22,9 +22,9 @@ import joynexus
 from joynexus import Client, JoyNexusError, SftPolicy, launch
 from joynexus.contract import Camera, Contract
 from joynexus.local import LocalCluster
+from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import PolicySpec
 from services.env.datasets.writer import LeRobotWriter
-from services.env.simulators.interface import SimulatorOptions
 from services.env.simulators.registry import contract_of
 from tests.waiting import until
 

@@ -21,6 +21,7 @@ pytest.importorskip("metaworld.env_dict")
 from common.settings import EnvSettings
 from joynexus.contract import Contract
 from joynexus.datasets import DatasetManifest
+from joynexus.simulation.interface import SimulatorOptions
 from joynexus.wire import ErrorCode, failure, rebuild
 from joynexus.wire.arrays import ArrayPacker
 from joynexus.wire.back import (
@@ -33,7 +34,6 @@ from joynexus.wire.back import (
     WorkerAct,
 )
 from joynexus.wire.front import Act, Actions, FileEntry
-from services.env.simulators.interface import SimulatorOptions
 from services.env.simulators.metaworld import expert
 from services.env.simulators.registry import contract_of
 from tests.process.fake_master import FakeMaster

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from joynexus.simulation.episodes import Actions, EpisodeResult, Question, run_episodes
+from joynexus.simulation.interface import SimulatorOptions, StepResult
 from services.env.datasets.writer import LeRobotWriter
-from services.env.producers.rollout import Actions, EpisodeResult, Question, run_episodes
-from services.env.simulators.interface import SimulatorOptions, StepResult
 from services.env.simulators.metaworld import expert
-from services.env.simulators.pool import SimulatorPool
-from services.env.simulators.registry import check_task
+from services.env.simulators.registry import check_task, open_pool
 
 FIRST_SEED = 1000  # evaluations use seeds from 0: no demonstration is of an episode that is evaluated
 _SEEDS_PER_EPISODE = 4  # an expert that fails three times out of four is none
@@ -63,7 +62,7 @@ def write_demonstrations(
             recordings[question.seed] = []
         recordings[question.seed].append((question, actions))
 
-    with SimulatorPool(task, rows=processes, processes=processes, options=options) as pool:
+    with open_pool(task, processes, processes=processes, options=options) as pool:
         contract = pool.contract
         with LeRobotWriter(folder, contract.rate_hz, contract) as writer:
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Camera, Contract
+from joynexus.simulation.interface import Picture, SimObservation, SimulatorError, StepResult
 from services.env.simulators import metaworld_tasks
-from services.env.simulators.interface import Picture, SimObservation, SimulatorError, StepResult
 
 _PACKAGES = "libegl1 libgl1 (or libosmesa6)"
 _VIDEO_SIDE = 256
@@ -51,12 +51,13 @@ class MetaWorld:
     Args:
         task: name such as `reach-v3`.
         contract: from `metaworld_tasks.contract`; cameras, rotation and episode limit are taken from it.
+        end_at_success: as in `SimulatorOptions`.
 
     Raises:
         SimulatorError: if MetaWorld is not installed, or pictures are wanted and no OpenGL library is there.
     """
 
-    def __init__(self, task: str, contract: Contract) -> None:
+    def __init__(self, task: str, contract: Contract, *, end_at_success: bool = True) -> None:
         if choose_renderer() == "disabled" and contract.cameras:
             raise SimulatorError(f"no OpenGL library is installed to draw pictures with: install {_PACKAGES}")
         try:
@@ -71,6 +72,7 @@ class MetaWorld:
         self._env._freeze_rand_vec = False  # draw positions anew at each reset …
         self._env.seeded_rand_vec = True  # … from the generator that `seed` sets
         self._painter: _Painter | None = None
+        self._end_at_success = end_at_success
         self._steps = 0
         self._done = True
 
@@ -81,7 +83,9 @@ class MetaWorld:
         self._steps, self._done = 0, False
         return self._observe(state, render)
 
-    def step_chunk(self, actions: npt.NDArray[np.float32], *, render: bool = True, record: bool = False) -> StepResult:
+    def step_chunk(
+        self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
+    ) -> StepResult:
         """Execute actions [k, 4] until they or the episode end."""
         if actions.ndim != 2 or actions.shape[1] != self.contract.action_dim or len(actions) == 0:
             raise ValueError(f"actions have shape {actions.shape}: a chunk is [k, {self.contract.action_dim}]")
@@ -89,22 +93,24 @@ class MetaWorld:
             raise ValueError("actions hold numbers that are not finite: the policy's version is broken")
         if self._done:
             raise ValueError("the episode has ended: reset the simulator with a seed")
-        reward, success, frames, state, steps = 0.0, False, [], None, 0
+        rewards: list[float] = []
+        success, frames, state = False, [], None
         for action in np.clip(actions, -1.0, 1.0).astype(np.float64):
             state, step_reward, _, _, info = self._env.step(action)
-            reward += float(step_reward)
-            steps += 1
+            rewards.append(float(step_reward))
             self._steps += 1
-            success = bool(info["success"] > 0)
-            self._done = success or self._steps >= self.contract.episode_limit
+            success = success or bool(info["success"] > 0)
+            ended = success and self._end_at_success
+            self._done = ended or self._steps >= self.contract.episode_limit
             if record and self.contract.cameras:
                 camera = self.contract.cameras[0]
                 half = _VIDEO_SIDE / max(camera.height, camera.width) / 2  # video wants even sides
                 frames.append(self._draw(camera, 2 * round(camera.height * half), 2 * round(camera.width * half)))
             if self._done:
                 break
-        observation = self._observe(state, render and not self._done)
-        return StepResult(observation, reward, success, self._done, steps, tuple(frames))
+        observation = self._observe(state, final if self._done else render)
+        paid = np.array(rewards, np.float32)
+        return StepResult(observation, paid, success, self._done, success and self._end_at_success, tuple(frames))
 
     def close(self) -> None:
         """Free the environment; the OpenGL context lives as long as the process, which has one for each size."""

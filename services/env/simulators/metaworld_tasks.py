@@ -7,7 +7,7 @@ job needs this where none is installed.
 from __future__ import annotations
 
 from joynexus.contract import Camera, Contract
-from services.env.simulators.interface import SimulatorOptions
+from joynexus.simulation.interface import SimulatorOptions
 
 FAMILY = "metaworld"
 MAX_EPISODE_LIMIT = 500  # MetaWorld itself refuses to step further

@@ -10,8 +10,9 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from joynexus.contract import Contract
+from joynexus.simulation.interface import Simulator, SimulatorOptions
+from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.simulators import metaworld, metaworld_tasks
-from services.env.simulators.interface import Simulator, SimulatorOptions
 
 DEFAULT_OPTIONS = SimulatorOptions()
 PRELOAD = ("metaworld",)  # what a fork server imports once for all worker processes, where it is installed
@@ -55,4 +56,33 @@ def make_simulator(name: str, options: SimulatorOptions = DEFAULT_OPTIONS) -> Si
         SimulatorError: if the machine lacks something the simulator needs.
     """
     contract = contract_of(name, options)
-    return metaworld.MetaWorld(name.partition("/")[2], contract)
+    return metaworld.MetaWorld(name.partition("/")[2], contract, end_at_success=options.end_at_success)
+
+
+def open_pool(
+    name: str,
+    rows: int,
+    *,
+    processes: int = 1,
+    options: SimulatorOptions | None = None,
+    deadlines: Deadlines | None = None,
+    recycle_after: int = 0,
+) -> SimulatorPool:
+    """Open a pool of a task's environments; see `SimulatorPool`.
+
+    Raises:
+        ValueError: as `contract_of`.
+    """
+    options = options or DEFAULT_OPTIONS
+    contract_of(name, options)
+    prepare_process()  # the fork server inherits what it sets
+    return SimulatorPool(
+        name,
+        rows,
+        make=make_simulator,
+        preload=PRELOAD,
+        processes=processes,
+        options=options,
+        deadlines=deadlines,
+        recycle_after=recycle_after,
+    )

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Contract
+from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from services.env.simulators import metaworld_tasks
-from services.env.simulators.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 
 HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES = 1001, 1002, 1003, 1004, 1005
 TASK = "metaworld/reach-v3"  # any known name: the pool checks it
@@ -30,7 +30,9 @@ class CountingSimulator:
         self._seed, self._sum, self._steps = seed, 0.0, 0
         return self._observe(render)
 
-    def step_chunk(self, actions: npt.NDArray[np.float32], *, render: bool = True, record: bool = False) -> StepResult:
+    def step_chunk(
+        self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
+    ) -> StepResult:
         if self._seed == HANGS:
             time.sleep(600)
         if self._seed == DIES:
@@ -39,18 +41,18 @@ class CountingSimulator:
             raise ZeroDivisionError("unstable physics")
         if self._seed == EXPLODES:
             self._sum = float("nan")
-        reward, steps = 0.0, 0
+        rewards: list[float] = []
         frames = []
         for action in actions:
             self._sum += float(action[0])
-            reward += self._sum
-            steps += 1
+            rewards.append(self._sum)
             self._steps += 1
             if record:
                 frames.append(np.full((2, 2, 3), self._steps, np.uint8))
             if self._done():
                 break
-        return StepResult(self._observe(render), reward, self._sum >= 10, self._done(), steps, tuple(frames))
+        solved, paid = self._sum >= 10, np.array(rewards, np.float32)
+        return StepResult(self._observe(render), paid, solved, self._done(), solved, tuple(frames))
 
     def close(self) -> None:
         pass

@@ -10,9 +10,9 @@ pytest.importorskip("metaworld")
 
 from common.blobs import BlobStore
 from common.prepared import PreparedDataset
+from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.prepare import prepare_dataset
 from services.env.producers.demos import write_demonstrations
-from services.env.simulators.interface import SimulatorOptions
 from services.env.simulators.registry import contract_of, instruction_of, make_simulator
 
 TASK = "metaworld/reach-v3"

@@ -11,12 +11,11 @@ import pytest
 pytest.importorskip("metaworld")
 
 from joynexus.contract import Camera
+from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from services.env.simulators import metaworld
-from services.env.simulators.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from services.env.simulators.metaworld import MetaWorld, expert
 from services.env.simulators.metaworld_tasks import INSTRUCTIONS
-from services.env.simulators.pool import SimulatorPool
-from services.env.simulators.registry import contract_of, make_simulator
+from services.env.simulators.registry import contract_of, make_simulator, open_pool
 
 BLIND = SimulatorOptions(cameras=())
 PUSH = np.tile(np.array([0.3, -0.2, 0.1, 0.5], np.float32), (8, 1))
@@ -95,8 +94,9 @@ def test_nothing_is_drawn_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_episode_ends_at_its_limit_or_by_success_and_not_later() -> None:
     simulator = make(options=SimulatorOptions(cameras=(), episode_limit=10))
     simulator.reset(0)
-    assert simulator.step_chunk(PUSH)[2:5] == (False, False, 8)
-    assert simulator.step_chunk(PUSH)[2:5] == (False, True, 2)
+    first, last = simulator.step_chunk(PUSH), simulator.step_chunk(PUSH)
+    assert (first.steps, first.success, first.done, first.terminated) == (8, False, False, False)
+    assert (last.steps, last.success, last.done, last.terminated) == (2, False, True, False)
     with pytest.raises(ValueError, match="has ended"):
         simulator.step_chunk(PUSH)
     act, simulator = expert("reach-v3"), make()
@@ -104,6 +104,7 @@ def test_an_episode_ends_at_its_limit_or_by_success_and_not_later() -> None:
     while not (result := simulator.step_chunk(act(state)[None])).done:
         state = result.observation.state
     assert result.success
+    assert result.terminated
     with pytest.raises(ValueError, match="has ended"):
         simulator.step_chunk(PUSH)
 
@@ -129,7 +130,7 @@ def test_actions_are_clipped_to_the_contracts_limits() -> None:
 def test_without_opengl_the_missing_package_is_named_and_states_still_work() -> None:
     script = (
         "from services.env.simulators.registry import make_simulator\n"
-        "from services.env.simulators.interface import SimulatorOptions\n"
+        "from joynexus.simulation.interface import SimulatorOptions\n"
         "print(make_simulator('metaworld/reach-v3', SimulatorOptions(cameras=())).reset(0).state.shape)\n"
         "try:\n    make_simulator('metaworld/reach-v3')\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"
@@ -179,7 +180,7 @@ def test_all_fifty_tasks_follow_their_seeds() -> None:
 
 def test_worker_processes_give_the_same_episode_as_this_one() -> None:
     expected = make(options=SimulatorOptions()).reset(3)
-    with SimulatorPool("metaworld/reach-v3", rows=2, processes=1) as pool:
+    with open_pool("metaworld/reach-v3", 2) as pool:
         observations = pool.reset({0: 3, 1: 3})
         results = pool.step({0: PUSH, 1: PUSH}, render=False)
     states = trajectory(make(), 3, chunks=1)

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.env.simulators.interface import SimObservation, SimulatorError, StepResult
-from services.env.simulators.pool import Deadlines, Lost, SimulatorPool
+from joynexus.simulation.interface import SimObservation, SimulatorError, StepResult
+from joynexus.simulation.pool import Deadlines, Lost, SimulatorPool
+from services.env.simulators.registry import open_pool
 from tests.unit.env import fakes
 
 ONES = np.ones((4, 4), np.float32)
@@ -149,9 +150,9 @@ def test_a_simulator_that_cannot_be_made_says_why() -> None:
 
 def test_rows_and_sizes_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="both must be 1 or more"):
-        SimulatorPool(fakes.TASK, 0)
+        SimulatorPool(fakes.TASK, 0, make=fakes.make_counting)
     with pytest.raises(ValueError, match="there is no simulator task"):
-        SimulatorPool("metaworld/nothing-v3", 1)
+        open_pool("metaworld/nothing-v3", 1)
     with counting(rows=2, processes=5) as pool:
         assert len(pool.pids) == 2
         with pytest.raises(ValueError, match="rows 0 to 1"):
@@ -161,7 +162,7 @@ def test_rows_and_sizes_out_of_range_are_refused() -> None:
 def test_workers_die_with_a_parent_that_is_killed() -> None:
     """Even one that hangs in a step, which would never look at its pipe again."""
     script = (
-        "from services.env.simulators.pool import SimulatorPool\n"
+        "from joynexus.simulation.pool import SimulatorPool\n"
         "from tests.unit.env import fakes\n"
         "import numpy as np\n"
         "pool = SimulatorPool(fakes.TASK, 2, processes=2, make=fakes.make_counting)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from joynexus.contract import Camera
-from services.env.simulators.interface import SimulatorOptions
+from joynexus.simulation.interface import SimulatorOptions
 from services.env.simulators.metaworld_tasks import INSTRUCTIONS
 from services.env.simulators.registry import contract_of, instruction_of, task_names
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.env.producers.rollout import Actions, EpisodeResult, Question, run_episodes
-from services.env.simulators.interface import SimObservation, SimulatorOptions, StepResult
-from services.env.simulators.pool import Lost
+from joynexus.simulation.episodes import Actions, EpisodeResult, Question, run_episodes
+from joynexus.simulation.interface import SimObservation, SimulatorOptions, StepResult
+from joynexus.simulation.pool import Lost
 from tests.unit.env.fakes import CountingSimulator
 
 

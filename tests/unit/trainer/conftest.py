@@ -15,10 +15,10 @@ import pytest  # noqa: E402
 from common.blobs import BlobStore  # noqa: E402
 from joynexus.contract import Camera  # noqa: E402
 from joynexus.datasets import DatasetManifest  # noqa: E402
+from joynexus.simulation.interface import SimulatorOptions  # noqa: E402
 from joynexus.vla.backbones import Backbone, load_backbone  # noqa: E402
 from services.env.datasets.prepare import prepare_dataset  # noqa: E402
 from services.env.datasets.writer import LeRobotWriter  # noqa: E402
-from services.env.simulators.interface import SimulatorOptions  # noqa: E402
 from services.env.simulators.registry import make_simulator  # noqa: E402
 from tests.unit.env import sets  # noqa: E402
 from tests.unit.trainer.tenants import SIDE  # noqa: E402

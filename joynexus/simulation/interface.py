@@ -24,10 +24,13 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         cameras: pictures wanted, in order, with size and rotation; None takes the simulator's own choice, an empty
             tuple means a policy that sees no picture.
         episode_limit: steps after which an episode ends unsuccessful; 0 takes the simulator's own.
+        end_at_success: whether solving the task ends the episode. Dense rewards are paid at each step, so that a policy
+            that learns from them would do well never to solve a task that ends then.
     """
 
     cameras: tuple[Camera, ...] | None = None
     episode_limit: int = 0
+    end_at_success: bool = True
 
 
 class SimObservation(NamedTuple):
@@ -41,20 +44,30 @@ class StepResult(NamedTuple):
     """What a chunk of actions led to.
 
     Attributes:
-        observation: after the last executed action; its pictures are missing if the episode is done.
-        reward: sum over the executed actions.
-        success: whether the task is solved; that ends the episode.
-        done: whether the episode ended, by success or by its limit.
-        steps: actions executed, fewer than given if the episode ended on the way.
+        observation: after the last executed action; its pictures are missing if they were not asked for.
+        rewards: [k] float32, one an executed action: fewer than given if the episode ended on the way.
+        success: whether the task was solved at one of these steps.
+        done: whether the episode ended: by success, by failing for good, or by its limit.
+        terminated: whether the task itself ended it, so that nothing more could come; False at the limit.
         frames: one picture a step of the first camera, for a video, if they were asked for.
     """
 
     observation: SimObservation
-    reward: float
+    rewards: npt.NDArray[np.float32]
     success: bool
     done: bool
-    steps: int
+    terminated: bool
     frames: tuple[Picture, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Actions executed."""
+        return len(self.rewards)
+
+    @property
+    def reward(self) -> float:
+        """Sum over the executed actions."""
+        return float(self.rewards.sum(dtype=np.float64))
 
 
 class Simulator(Protocol):
@@ -71,12 +84,15 @@ class Simulator(Protocol):
     def reset(self, seed: int, *, render: bool = True) -> SimObservation:
         """Begin the episode that this seed stands for: the same seed gives the same episode, to the bit."""
 
-    def step_chunk(self, actions: npt.NDArray[np.float32], *, render: bool = True, record: bool = False) -> StepResult:
+    def step_chunk(
+        self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
+    ) -> StepResult:
         """Execute actions [k, A] until they or the episode end.
 
         Args:
             actions: raw actions, clipped to the contract's limits.
-            render: draw the pictures of the observation after the chunk.
+            render: draw the pictures of the observation after the chunk, unless the episode has ended.
+            final: draw them also then, for whoever wants to know what the last moment is worth.
             record: draw a picture of every step too, larger and from the first camera.
 
         Raises:

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Contract
-from services.env.simulators import worker
-from services.env.simulators.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
-from services.env.simulators.protocol import (
+from joynexus.simulation import worker
+from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
+from joynexus.simulation.protocol import (
     Made,
     Make,
     MakeFailed,
@@ -43,7 +43,6 @@ from services.env.simulators.protocol import (
     unpack_observation,
     unpack_result,
 )
-from services.env.simulators.registry import PRELOAD, contract_of, instruction_of, make_simulator, prepare_process
 
 _T = TypeVar("_T")
 _CLOSE_S = 2.0
@@ -69,14 +68,15 @@ class SimulatorPool:
     Args:
         task: name such as `metaworld/reach-v3`.
         rows: number of environments.
+        make: makes a simulator in a worker process; importable there.
+        preload: modules that the fork server imports once for all worker processes.
         processes: number of worker processes, at most one a row.
         options: cameras and episode limit.
         deadlines: for each kind of call.
         recycle_after: episodes after which a process is replaced between episodes (simulators leak); 0 never.
-        make: makes a simulator in a worker process (tests give their own; it must be importable).
 
     Raises:
-        ValueError: if there is no such task, or it cannot do what the options ask.
+        ValueError: for a pool without rows or processes.
     """
 
     def __init__(
@@ -84,26 +84,35 @@ class SimulatorPool:
         task: str,
         rows: int,
         *,
+        make: worker.MakeSimulator,
+        preload: Sequence[str] = (),
         processes: int = 1,
         options: SimulatorOptions | None = None,
         deadlines: Deadlines | None = None,
         recycle_after: int = 0,
-        make: worker.MakeSimulator = make_simulator,
     ) -> None:
         if rows < 1 or processes < 1:
             raise ValueError(f"a pool of {rows} rows in {processes} processes cannot run: both must be 1 or more")
         options = options or SimulatorOptions()
-        self.contract: Contract = contract_of(task, options)
-        self.instruction = instruction_of(task)
         self.rows = rows
         self._deadlines = deadlines or Deadlines()
         self._recycle_after = recycle_after
-        prepare_process()  # the fork server inherits what it sets
+        self._made: Made | None = None
         count = min(processes, rows)
         self._hosts = [
-            _Host(Make(task, options, tuple(range(first, rows, count))), make, self._deadlines.make_s)
+            _Host(Make(task, options, tuple(range(first, rows, count))), make, preload, self._deadlines.make_s)
             for first in range(count)
         ]
+
+    @property
+    def contract(self) -> Contract:
+        """The environments' contract; waits until they are made, and raises SimulatorError if they cannot be."""
+        return self._description().contract
+
+    @property
+    def instruction(self) -> str:
+        """Their task text; as `contract`."""
+        return self._description().instruction
 
     def reset(self, seeds: Mapping[int, int], *, render: bool = True) -> dict[int, SimObservation | Lost]:
         """Begin episodes.
@@ -134,9 +143,10 @@ class SimulatorPool:
         actions: Mapping[int, npt.NDArray[np.float32]],
         *,
         render: bool = True,
+        final: bool = False,
         record: Collection[int] = (),
     ) -> dict[int, StepResult | Lost]:
-        """Execute a chunk in each row, [k, A] float32; the rows in `record` draw every step.
+        """Execute a chunk in each row, [k, A] float32; the rows in `record` draw every step, `final` as in `Simulator`.
 
         A row that was lost has no episode until it is reset.
 
@@ -149,7 +159,7 @@ class SimulatorPool:
             results |= {row: Lost("has no episode: its process was replaced") for row in rows if row not in host.busy}
             chunks = {row: pack(np.asarray(actions[row], np.float32)) for row in rows if row in host.busy}
             if chunks:
-                requests[host] = Step(chunks, render, tuple(row for row in chunks if row in record))
+                requests[host] = Step(chunks, render, final, tuple(row for row in chunks if row in record))
         results |= self._call(requests, self._deadlines.step_s, "step", unpack_result)
         for row, result in results.items():
             if isinstance(result, Lost) or result.done:
@@ -209,6 +219,12 @@ class SimulatorPool:
             host.replace()
         return results
 
+    def _description(self) -> Made:
+        if self._made is None:
+            self._finish_making(self._hosts[:1])
+        assert self._made is not None, "whoever could not be made has raised"
+        return self._made
+
     def _finish_making(self, hosts: list[_Host]) -> None:
         making = [host for host in hosts if not host.made]
         if not making:
@@ -216,7 +232,7 @@ class SimulatorPool:
         left_s = max(host.make_by for host in making) - time.monotonic()
         for host, reply in _receive(making, max(0.0, left_s)).items():
             if isinstance(reply, Made):
-                host.made = True
+                host.made, self._made = True, reply
                 continue
             if isinstance(reply, MakeFailed):
                 reason = reply.reason
@@ -254,15 +270,16 @@ def _receive(hosts: list[_Host], deadline_s: float) -> dict[_Host, Reply | str]:
 class _Host:
     """One worker process and what the pool knows of it; replaced in place."""
 
-    def __init__(self, make: Make, make_simulator: worker.MakeSimulator, make_s: float) -> None:
+    def __init__(self, make: Make, make_simulator: worker.MakeSimulator, preload: Sequence[str], make_s: float) -> None:
         self._make, self._make_simulator, self._make_s = make, make_simulator, make_s
+        self._preload = preload
         self.task = make.task
         self._ended_cpu_s = 0.0
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([worker.__name__, *PRELOAD])
+        context.set_forkserver_preload([worker.__name__, *self._preload])
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=worker.main, args=(theirs, self._make_simulator), daemon=True)
         self._process.start()

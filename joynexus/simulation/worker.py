@@ -14,8 +14,8 @@ import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
-from services.env.simulators.interface import Simulator, SimulatorError, SimulatorOptions
-from services.env.simulators.protocol import (
+from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOptions
+from joynexus.simulation.protocol import (
     Made,
     MakeFailed,
     Outcome,
@@ -29,19 +29,18 @@ from services.env.simulators.protocol import (
     pack_result,
     unpack_float32,
 )
-from services.env.simulators.registry import make_simulator
 
 _PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
 
 MakeSimulator = Callable[[str, SimulatorOptions], Simulator]
 
 
-def main(pipe: Connection, make: MakeSimulator = make_simulator) -> None:
+def main(pipe: Connection, make: MakeSimulator) -> None:
     """Serve one pool; returns when it closes the pipe.
 
     Args:
         pipe: to the pool; its first request is `Make`.
-        make: makes a simulator by task name (tests give their own).
+        make: makes a simulator by task name.
     """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the pipe
@@ -58,7 +57,8 @@ def main(pipe: Connection, make: MakeSimulator = make_simulator) -> None:
             else:
                 try:
                     simulators = {row: make(request.task, request.options) for row in request.rows}
-                    reply = Made()
+                    one = simulators[request.rows[0]]
+                    reply = Made(one.contract, one.instruction)
                 except (SimulatorError, ValueError) as error:
                     reply = MakeFailed(str(error))
             pipe.send_bytes(encode(reply))
@@ -94,6 +94,7 @@ def _reset(simulator: Simulator, seed: int, render: bool) -> Outcome:
 def _step(simulator: Simulator, request: Step, row: int) -> Outcome:
     try:
         actions = unpack_float32(request.actions[row])
-        return pack_result(simulator.step_chunk(actions, render=request.render, record=row in request.record))
+        record = row in request.record
+        return pack_result(simulator.step_chunk(actions, render=request.render, final=request.final, record=record))
     except Exception as error:  # as above
         return Outcome(failed=f"{type(error).__name__}: {error}")

@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.seeds import derived_seed
-from services.env.simulators.interface import Picture, SimObservation, StepResult
-from services.env.simulators.pool import Lost
+from joynexus.simulation.interface import Picture, SimObservation, StepResult
+from joynexus.simulation.pool import Lost
 
 Actions = npt.NDArray[np.float32]
 
 LIMIT = "limit"
 """Why an episode failed that ran to its end."""
+TERMINATED = "terminated"
+"""Why an episode failed that its task ended."""
 ATTEMPTS = 3
 """How often an episode is tried whose environment is lost."""
 
@@ -67,7 +69,7 @@ class EpisodeResult(NamedTuple):
         success: whether the task was solved.
         steps: actions executed.
         reward: sum of rewards.
-        failure: empty on success; else `limit`, or that the simulator was lost.
+        failure: empty on success; else `limit`, `terminated`, or that the simulator was lost.
         chunks: how often the policy was asked.
         frames: one picture a step, if the episode was recorded.
     """
@@ -88,6 +90,7 @@ class _Live:
         self.seed, self.attempt = seed, attempt
         self.observation: SimObservation | None = None
         self.steps, self.chunks, self.reward = 0, 0, 0.0
+        self.success = False
         self.frames: list[Picture] = []
 
 
@@ -186,8 +189,7 @@ def run_episodes(
             episode.chunks += 1
             episode.reward += result.reward
             episode.frames += result.frames
-            if result.success:
-                end(row, True, "")
-            elif result.done or episode.steps >= episode_limit:
-                end(row, False, LIMIT)
+            episode.success = episode.success or result.success
+            if result.done or episode.steps >= episode_limit:
+                end(row, episode.success, "" if episode.success else TERMINATED if result.terminated else LIMIT)
     return [results[seed] for seed in seeds]

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.env.simulators.interface import SimObservation, SimulatorOptions, StepResult
+from joynexus.contract import Contract
+from joynexus.simulation.interface import SimObservation, SimulatorOptions, StepResult
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -40,15 +41,19 @@ class Reset(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Execute a chunk in some rows; `record` names those that draw every step."""
+    """Execute a chunk in some rows; `record` names those that draw every step, `final` as in `Simulator`."""
 
     actions: dict[int, Array]
     render: bool
+    final: bool
     record: tuple[int, ...]
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """The environments are there."""
+    """The environments are there; they say what they are."""
+
+    contract: Contract
+    instruction: str
 
 
 class MakeFailed(msgspec.Struct, frozen=True, tag=True):
@@ -62,10 +67,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
     state: Array | None = None
     images: tuple[Array, ...] = ()
-    reward: float = 0.0
+    rewards: Array | None = None
     success: bool = False
     done: bool = False
-    steps: int = 0
+    terminated: bool = False
     frames: tuple[Array, ...] = ()
     failed: str = ""
 
@@ -129,10 +134,10 @@ def pack_result(result: StepResult) -> Outcome:
     """Return a step's result as a row's outcome; errors as `pack_observation`."""
     return msgspec.structs.replace(
         pack_observation(result.observation),
-        reward=result.reward,
+        rewards=pack(result.rewards),
         success=result.success,
         done=result.done,
-        steps=result.steps,
+        terminated=result.terminated,
         frames=tuple(pack(frame) for frame in result.frames),
     )
 
@@ -146,11 +151,13 @@ def unpack_observation(outcome: Outcome) -> SimObservation:
 
 def unpack_result(outcome: Outcome) -> StepResult:
     """Return the step's result of a row's outcome; ValueError if it has none."""
+    if outcome.rewards is None:
+        raise ValueError("a step's outcome has no rewards")
     return StepResult(
         observation=unpack_observation(outcome),
-        reward=outcome.reward,
+        rewards=unpack_float32(outcome.rewards),
         success=outcome.success,
         done=outcome.done,
-        steps=outcome.steps,
+        terminated=outcome.terminated,
         frames=tuple(unpack_uint8(frame) for frame in outcome.frames),
     )
