@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,15 +19,14 @@ import numpy as np
 from joynexus.contract import Contract, first_difference
 from joynexus.simulation.episodes import Actions, Question, run_episodes
 from joynexus.simulation.interface import Picture, SimulatorError, SimulatorOptions
-from joynexus.simulation.pool import Deadlines, SimulatorPool
 from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import Rollout, RolloutDone
 from joynexus.wire.front import EpisodeResult
 from services.env.asking import Asker
 from services.env.encoding import write_video
-from services.env.simulators.registry import contract_of, open_pool
+from services.env.simulators.registry import contract_of
+from services.env.warm_pools import WarmPools
 
-ROWS = 8  # environments of a worker process: their questions go to the policy together
 _PACKAGES = ("metaworld", "mujoco", "numpy")
 
 
@@ -38,57 +35,6 @@ class VideoStore(Protocol):
 
     def put_file(self, path: Path, *, move: bool = True) -> tuple[str, int]:
         """Store a file; returns digest and size."""
-
-
-class WarmPools:
-    """Pools that stand ready for the next task, one worker process each.
-
-    Args:
-        limit: pools alive at once; an idle one of another task makes room.
-        deadlines: for each kind of call.
-        recycle_after: episodes after which a worker process is replaced.
-    """
-
-    def __init__(self, limit: int, deadlines: Deadlines, recycle_after: int = 400) -> None:
-        self._limit, self._deadlines, self._recycle_after = limit, deadlines, recycle_after
-        self._lock = threading.Lock()
-        self._idle: list[tuple[tuple[str, SimulatorOptions], SimulatorPool]] = []
-        self._lent = 0
-
-    @contextmanager
-    def lend(self, task: str, options: SimulatorOptions) -> Iterator[SimulatorPool]:
-        """Lend a pool of `ROWS` rows; one that was in use when an exception came is thrown away."""
-        key = (task, options)
-        with self._lock:
-            fitting = next((index for index, (other, _) in enumerate(self._idle) if other == key), None)
-            pool = self._idle.pop(fitting)[1] if fitting is not None else None
-            self._lent += 1
-            surplus = len(self._idle) + self._lent - self._limit
-            dropped = [self._idle.pop(0)[1] for _ in range(min(max(0, surplus), len(self._idle)))]
-        for other in dropped:
-            other.close()
-        try:
-            if pool is None:
-                pool = open_pool(
-                    task, ROWS, options=options, deadlines=self._deadlines, recycle_after=self._recycle_after
-                )
-            yield pool
-        except BaseException:
-            if pool is not None:
-                pool.close()
-            with self._lock:
-                self._lent -= 1
-            raise
-        with self._lock:
-            self._lent -= 1
-            self._idle.append((key, pool))
-
-    def close(self) -> None:
-        """End all idle pools."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for _, pool in idle:
-            pool.close()
 
 
 class RolloutWork:

@@ -33,8 +33,9 @@ from joynexus.wire.back import (
 )
 from services.env.asking import Asker
 from services.env.data_work import DataWork, find_mounted
-from services.env.rollout_work import RolloutWork, WarmPools, software
+from services.env.rollout_work import RolloutWork, software
 from services.env.simulators.registry import prepare_process
+from services.env.warm_pools import WarmPools
 
 log = get_logger(__name__)
 
