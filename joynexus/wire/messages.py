@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from joynexus.wire import back, front
+from joynexus.wire import back, front, hosted
 from joynexus.wire.errors import Failure
 
 Message = msgspec.Struct
@@ -43,7 +43,7 @@ def _messages(module: object) -> dict[str, type[Message]]:
     }
 
 
-KINDS: dict[str, type[Message]] = {**_messages(front), **_messages(back), "failure": Failure}
+KINDS: dict[str, type[Message]] = {**_messages(front), **_messages(back), **_messages(hosted), "failure": Failure}
 """Every kind that may travel, with the type of its body."""
 
 _KIND_OF = {type_: kind for kind, type_ in KINDS.items()}
@@ -78,6 +78,11 @@ FRONT_REQUESTS: dict[type[Message], Scope] = {
     front.PushDataset: "all",
     front.BlobBegin: "all",
     front.BlobChunk: "all",
+    hosted.OfferEnvironment: "all",
+    hosted.PullWork: "all",
+    hosted.HostAct: "all",
+    hosted.HostDone: "all",
+    hosted.WithdrawEnvironment: "all",
 }
 """What a tenant may send, and the scope its key needs."""
 
