@@ -127,6 +127,7 @@ class VersionRecord(Base, frozen=True, kw_only=True):
 
     Attributes:
         refused: why inference would not take it; empty if it would.
+        job: job that published it.
     """
 
     tenant: str
@@ -136,6 +137,8 @@ class VersionRecord(Base, frozen=True, kw_only=True):
     nbytes: int
     step: int
     refused: str = ""
+    job: str = ""
+    gone: bool = False
 
 
 class CheckpointRecord(Base, frozen=True, kw_only=True):

@@ -133,13 +133,16 @@ class Acting:
 
     def on_worker_act(self, said: BackMessage, message: WorkerAct) -> None:
         """A rollout asks for actions; its task says for whom and with which version."""
-        task = self._running_task(said, message.task, message.attempt)
+        self.act_for(said, self._running_task(said, message.task, message.attempt), message.act)
+
+    def act_for(self, asked: FrontMessage | BackMessage, task: Task, body: bytes) -> None:
+        """Whoever has a task asks for actions, with an encoded `Act`."""
         try:
-            act = _decode_act(message.act)
+            act = _decode_act(body)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise refuse(ErrorCode.INVALID, f"the request to act cannot be read: {error}") from error
         version = self._policies.version(task.tenant, task.policy, task.version)
-        self._enqueue(said, act, message.act, version, (said.peer, message.task), task.scope)
+        self._enqueue(asked, act, body, version, (asked.peer, task.id), task.scope)
 
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
@@ -435,10 +438,18 @@ def _rows(group: list[ActRequest]) -> int:
 
 
 def _reply(item: Predicted, buffers: tuple[Buffer, ...]) -> tuple[Message, tuple[Buffer, ...]]:
-    """Turn a worker's answer into the asker's, with its one buffer."""
+    """Turn a worker's answer into the asker's, with the buffers that are its own."""
     if item.error is not None:
         return item.error, ()
-    if item.actions is None or not 0 <= item.actions.frame < len(buffers):
-        return failure(ErrorCode.INTERNAL, "the inference worker answered without actions: see its log"), ()
-    actions = Array(dtype=item.actions.dtype, shape=item.actions.shape, frame=0)
-    return Actions(version=item.version, actions=actions), (buffers[item.actions.frame],)
+    drawn = item.exploration
+    arrays = [item.actions, *((drawn.sample, drawn.log_prob, drawn.value) if drawn is not None else ())]
+    mine: list[Buffer] = []
+    moved: list[Array] = []
+    for array in arrays:
+        if array is None or not 0 <= array.frame < len(buffers):
+            return failure(ErrorCode.INTERNAL, "the inference worker answered without actions: see its log"), ()
+        moved.append(msgspec.structs.replace(array, frame=len(mine)))
+        mine.append(buffers[array.frame])
+    if drawn is not None:
+        drawn = msgspec.structs.replace(drawn, sample=moved[1], log_prob=moved[2], value=moved[3])
+    return Actions(version=item.version, actions=moved[0], exploration=drawn), tuple(mine)

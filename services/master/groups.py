@@ -18,6 +18,7 @@ from services.master.policies import Policy, PolicyKey
 _BODY_BYTES = limits.MAX_BODY_BYTES // 2
 _ITEM_BYTES = 512
 _INDEX_BYTES = 9
+_DIGEST_BYTES = 66
 
 
 class GroupBuilder:
@@ -104,6 +105,7 @@ class GroupBuilder:
                 payload="" if loads else record.blob,
                 dataset=DatasetSamples(dataset=record.manifest, indices=record.indices) if record.manifest else None,
                 feature_scope=record.feature_scope,
+                rl=record.rl,
                 version=record.version,
                 state=record.blob if loads else "",
                 replay=op.done is not None,
@@ -126,4 +128,6 @@ class GroupBuilder:
 
 
 def _body_bytes(op: Op) -> int:
-    return _ITEM_BYTES + op.record.body_nbytes + _INDEX_BYTES * len(op.record.indices)
+    record = op.record
+    references = _INDEX_BYTES * len(record.indices) + _DIGEST_BYTES * len(record.rollouts)
+    return _ITEM_BYTES + record.body_nbytes + references

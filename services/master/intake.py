@@ -269,7 +269,8 @@ class Intake:
             policy.next_version = record.version + 1
         if record.kind == "save_state":
             policy.promised[record.state] = record.seq
-        self._holdings.hold(policy.tenant, record.blob, record.blob_nbytes)
+        for digest, nbytes in op.blobs:
+            self._holdings.hold(policy.tenant, digest, nbytes)
         if record.payload:
             op.record = msgspec.structs.replace(record, payload=b"")
             if self._payload_bytes + len(op.payload) > self._config.payload_memory_bytes:
@@ -286,7 +287,8 @@ class Intake:
             op = policy.ops.pop(seq)
             policy.next_seq = seq
             self._payload_bytes -= len(op.payload)
-            self._holdings.release(policy.tenant, op.record.blob)
+            for digest, _ in op.blobs:
+                self._holdings.release(policy.tenant, digest)
             if op.record.version:
                 policy.next_version = op.record.version
             if op.record.kind == "save_state":

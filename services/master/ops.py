@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from common.journal.records import OpDone, OpRecord, Record
 from joynexus.wire import Failure
+from joynexus.wire.back import RlEpoch
 from services.master.events import Peer
 
 
@@ -82,9 +83,16 @@ class Op:
         self._story: tuple[tuple[OpState, OpState, str], ...] = ()
 
     @property
+    def blobs(self) -> tuple[tuple[str, int], ...]:
+        """Digests and sizes of the blobs that doing it needs."""
+        return ((self.record.blob, self.record.blob_nbytes), *self.record.rollouts)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes that a replay of this op has to move."""
-        return self.record.payload_nbytes or self.record.blob_nbytes
+        """Bytes that a replay of this op has to move; the epochs of an update share theirs."""
+        rl = self.record.rl
+        rollouts = sum(nbytes for _, nbytes in self.record.rollouts) if isinstance(rl, RlEpoch) and not rl.epoch else 0
+        return self.record.payload_nbytes or self.record.blob_nbytes or rollouts
 
     def move(self, to: OpState, why: str) -> None:
         """Go to another state.

@@ -75,6 +75,7 @@ class Outcomes:
                     digest=result.digest,
                     nbytes=done.nbytes,
                     step=done.step,
+                    job=record.job,
                 )
             )
         elif record.kind == "save_state":
@@ -132,7 +133,8 @@ class Outcomes:
                 op = policy.ops[seq]
                 self._finish(policy, op)
                 op.payload = b""
-                self._holdings.release(policy.tenant, op.record.blob)
+                for digest, _ in op.blobs:
+                    self._holdings.release(policy.tenant, digest)
             for seq in range(policy.forgotten + 1, forget + 1):
                 policy.ops.pop(seq, None)
             policy.forgotten = max(policy.forgotten, forget)

@@ -354,7 +354,7 @@ class Policies:
             policy.refusals = max(policy.refusals, record.refusals + 1)
             return
         policy.refusals = record.refusals
-        policy.ops[record.seq] = Op(record, state=OpState.JOURNALED)
+        op = policy.ops[record.seq] = Op(record, state=OpState.JOURNALED)
         policy.forgotten = min(policy.forgotten, record.seq - 1)
         policy.next_version = max(policy.next_version, record.version + 1)
         if record.kind == "save_state":
@@ -362,7 +362,8 @@ class Policies:
         if record.seq > policy.covered:
             policy.journaled = policy.seen_seq = record.seq
             policy.next_seq = record.seq + 1
-            self._holdings.hold(record.tenant, record.blob, record.blob_nbytes)
+            for digest, nbytes in op.blobs:
+                self._holdings.hold(record.tenant, digest, nbytes)
 
     def restore_done(self, done: OpDone) -> None:
         """Take an op's outcome back; it comes right after the op."""

@@ -12,7 +12,7 @@ inference and simulators have no state, and only one answer counts.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -39,7 +39,11 @@ class Given(msgspec.Struct):
 
 
 class Worker(msgspec.Struct, eq=False):
-    """One incarnation of a worker process."""
+    """One incarnation of a worker process.
+
+    Attributes:
+        ring: set for one that asks for its work (`hosted.py`): called when what it is `given` has changed.
+    """
 
     name: str
     key_name: str
@@ -55,6 +59,7 @@ class Worker(msgspec.Struct, eq=False):
     alive: bool = True
     given: dict[str, Given] = {}
     cancelled: list[str] = []
+    ring: Callable[[], None] | None = None
 
     @property
     def role(self) -> str:
@@ -159,7 +164,10 @@ class Roster:
         """Send a worker a piece of work."""
         given = Given(attempt, message, tuple(buffers))
         worker.given[task] = given
-        given.sent_as = self._outbox.send(worker.peer, message, buffers=buffers)
+        if worker.ring is not None:
+            worker.ring()
+        else:
+            given.sent_as = self._outbox.send(worker.peer, message, buffers=buffers)
 
     def check(self, said: BackMessage, task: str, attempt: int) -> Worker:
         """Return the worker behind an answer, if that answer counts.
@@ -181,7 +189,11 @@ class Roster:
 
     def cancel(self, worker: Worker, task: str) -> None:
         """Nobody wants a piece of work any more; the worker hears it with its next beat."""
-        if worker.given.pop(task, None) is not None:
+        if worker.given.pop(task, None) is None:
+            return
+        if worker.ring is not None:
+            worker.ring()
+        else:
             worker.cancelled.append(task)
 
     def on_undeliverable(self, event: Undeliverable) -> None:

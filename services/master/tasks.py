@@ -117,6 +117,10 @@ class EnvQueue:
             JoyNexusError: `STALE`, `NOT_REGISTERED` or `INVALID`.
         """
         self._roster.check(said, task, attempt)
+        return self.running_task(task)
+
+    def running_task(self, task: str) -> Task:
+        """Return a task that a worker has; `INVALID` if it is none of this queue."""
         running = self._running.get(task)
         if running is None:  # one key may serve several roles
             raise refuse(ErrorCode.INVALID, f"task '{task[:64]}' is no work of the env service")
@@ -146,7 +150,10 @@ class EnvQueue:
     def on_answer(self, said: BackMessage, message: EnvAnswer) -> None:
         """A worker has done a task, or could not."""
         task = self.task(said, message.task, message.attempt)
-        worker = self._roster.of(said)
+        self.answered(self._roster.of(said), task, message)
+
+    def answered(self, worker: Worker, task: Task, message: EnvAnswer) -> None:
+        """A worker has answered a task that it was given."""
         self._roster.take(worker, task.id)
         self._forget(task)
         self._counters.charge(task.tenant, message.busy_s - task.estimate_s)
@@ -191,7 +198,7 @@ class EnvQueue:
                 continue
             self._forget(task)
             self._counters.charge(task.tenant, -task.estimate_s)
-            task.kills += 1
+            task.kills += worker.ring is None  # a tenant's machine comes and goes: that is not the work's fault
             if task.kills < self._config.kills:
                 self._again(task)
             else:

@@ -7,6 +7,7 @@ Never: I/O, or knowledge of other policies.
 from __future__ import annotations
 
 from common.journal.records import OpRecord
+from joynexus.wire.back import TrainKind
 from services.master.config import CoreConfig
 from services.master.ops import Op, OpState
 from services.master.placement import Smoothed
@@ -16,9 +17,9 @@ from services.master.roster import Worker
 _FIRST_COST_S = 0.05
 _NEW_COST_WEIGHT = 0.2
 _FIRST_SLOT_BYTES = 16 * 1024 * 1024
-_OPTIMIZER_KINDS = frozenset({"optim_step", "train_step"})
-_LOAD_KINDS = frozenset({"load_state", "load_weights"})
-_SAMPLE_KINDS = frozenset({"forward_backward", "train_step"})
+_OPTIMIZER_KINDS = frozenset({"optim_step", "train_step", "rl_epoch"})
+_CLEAN_KINDS = frozenset({"load_state", "load_weights", "rl_begin"})
+"""Behind these no gradients wait."""
 
 
 class Trainee:
@@ -64,7 +65,7 @@ class Trainee:
         self.held = False
         self.slot_nbytes = policy.checkpoint.nbytes if policy.checkpoint else _FIRST_SLOT_BYTES
         self.demand = Smoothed(now)
-        self._costs = {True: _FIRST_COST_S, False: _FIRST_COST_S}  # of ops with samples, and of all others
+        self._costs: dict[TrainKind, float] = {}
         self._config = config
         self._steps = 0
         self._nbytes = 0
@@ -140,7 +141,7 @@ class Trainee:
 
     def estimate_s(self, op: Op | None) -> float:
         """Return what an op (or a checkpoint) takes, roughly."""
-        return self._costs[_has_samples(op)]
+        return self._costs.get(_kind(op), _FIRST_COST_S)
 
     def sending(self, op: Op) -> None:
         """The next op is being sent."""
@@ -179,11 +180,11 @@ class Trainee:
     def answered(self, op: Op | None, busy_s: float, *, well: bool) -> None:
         """One of its items was answered, well or with an error."""
         self.in_flight -= 1
-        cost = self._costs[_has_samples(op)]
-        self._costs[_has_samples(op)] = cost + _NEW_COST_WEIGHT * (busy_s - cost)
+        cost = self._costs.get(_kind(op), _FIRST_COST_S)
+        self._costs[_kind(op)] = cost + _NEW_COST_WEIGHT * (busy_s - cost)
         if op is None:
             self.checkpoint_fails = not well
-        elif well and op.record.kind in _LOAD_KINDS:  # one that failed left the gradients where they were
+        elif well and op.record.kind in _CLEAN_KINDS:  # one that failed left the gradients where they were
             self._boundary = max(self._boundary, op.record.seq)
 
     def covered_further(self) -> None:
@@ -201,5 +202,5 @@ class Trainee:
         self.checkpoint_sent = self.policy.covered
 
 
-def _has_samples(op: Op | None) -> bool:
-    return op is not None and op.record.kind in _SAMPLE_KINDS
+def _kind(op: Op | None) -> TrainKind:
+    return "checkpoint" if op is None else op.record.kind
