@@ -1,8 +1,8 @@
 """Run a policy in simulators: many episodes in lockstep, one question to the policy for all of them.
 
 In: a pool of environments, something that answers observations with actions, seeds. Out: one result an episode, in the
-order of the seeds. Never: a result that depends on how many rows run side by side, or on a worker process that was lost
-on the way (the episode is done again from its seed).
+order asked for. Never: a result that depends on how many rows run side by side, or on a worker process that was lost on
+the way (the episode is done again from its seed).
 """
 
 from __future__ import annotations
@@ -37,35 +37,59 @@ class Rows(Protocol):
         """Begin an episode in some rows."""
 
     def step(
-        self, actions: Mapping[int, Actions], *, render: bool = True, record: Collection[int] = ()
+        self,
+        actions: Mapping[int, Actions],
+        *,
+        render: bool = True,
+        final: bool = False,
+        record: Collection[int] = (),
     ) -> dict[int, StepResult | Lost]:
-        """Execute a chunk in some rows."""
+        """Execute a chunk in some rows; `final` as in `Simulator`."""
+
+
+class Episode(NamedTuple):
+    """What an episode is made from.
+
+    Attributes:
+        seed: that the environment is reset with.
+        draw: seed of all that the policy draws; episodes from the same start differ by it.
+    """
+
+    seed: int
+    draw: int
 
 
 class Question(NamedTuple):
     """One row's observation, and all that a policy may derive its randomness from.
 
     Attributes:
-        seed: of the episode.
+        episode: which one it is of.
         step: steps already executed in it.
         observation: what is seen.
+        last: the episode was cut off here: what this is worth is wanted, no action.
     """
 
-    seed: int
+    episode: Episode
     step: int
     observation: SimObservation
+    last: bool = False
+
+    @property
+    def seed(self) -> int:
+        """Seed of the episode."""
+        return self.episode.seed
 
     @property
     def draw(self) -> int:
         """Seed of what the policy draws for this row: the same whenever and with whomever the episode runs."""
-        return derived_seed("rollout", self.seed, self.step)
+        return derived_seed("rollout", self.episode.draw, self.step)
 
 
 class EpisodeResult(NamedTuple):
     """How an episode went.
 
     Attributes:
-        seed: of the episode.
+        seed, draw: of the episode.
         success: whether the task was solved.
         steps: actions executed.
         reward: sum of rewards.
@@ -75,6 +99,7 @@ class EpisodeResult(NamedTuple):
     """
 
     seed: int
+    draw: int
     success: bool
     steps: int
     reward: float
@@ -82,16 +107,43 @@ class EpisodeResult(NamedTuple):
     chunks: int
     frames: tuple[Picture, ...]
 
+    @property
+    def lost(self) -> bool:
+        """Whether it could not be run to its end in any attempt."""
+        return self.failure not in ("", LIMIT, TERMINATED)
+
 
 class _Live:
     """An episode under way in a row."""
 
-    def __init__(self, seed: int, attempt: int) -> None:
-        self.seed, self.attempt = seed, attempt
+    def __init__(self, episode: Episode, attempt: int) -> None:
+        self.episode, self.attempt = episode, attempt
         self.observation: SimObservation | None = None
         self.steps, self.chunks, self.reward = 0, 0, 0.0
         self.success = False
         self.frames: list[Picture] = []
+
+    def add(self, step: StepResult) -> None:
+        """Count a chunk."""
+        self.observation = step.observation
+        self.steps += step.steps
+        self.chunks += 1
+        self.reward += step.reward
+        self.frames += step.frames
+        self.success = self.success or step.success
+
+    def result(self, failure: str) -> EpisodeResult:
+        """Return how it went, up to now."""
+        return EpisodeResult(
+            seed=self.episode.seed,
+            draw=self.episode.draw,
+            success=self.success and not failure,
+            steps=self.steps,
+            reward=self.reward,
+            failure=failure,
+            chunks=self.chunks,
+            frames=tuple(self.frames),
+        )
 
 
 def run_episodes(
@@ -99,10 +151,12 @@ def run_episodes(
     act: Callable[[list[Question]], Actions],
     seeds: Sequence[int],
     *,
+    draws: Sequence[int] = (),
     episode_limit: int,
     execute: int = 0,
     render: bool = True,
     record: Collection[int] = (),
+    ask_last: bool = False,
     attempts: int = ATTEMPTS,
     on_step: Callable[[Question, Actions, StepResult], None] | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
@@ -112,11 +166,14 @@ def run_episodes(
     Args:
         pool: environments; a row that finishes takes the next seed.
         act: answers n questions with actions [n, chunk, A].
-        seeds: distinct seeds.
+        seeds: may repeat where draws differ.
+        draws: one a seed, of what the policy draws; none takes the seeds.
         episode_limit: steps after which an episode counts as failed.
         execute: actions of each chunk that are executed; 0 means all.
         render: draw pictures for the policy.
         record: seeds of the episodes to record for videos.
+        ask_last: `act` is also asked about the observation behind the last action of an episode that was cut off
+            (`Question.last`), together with the next questions; what it answers there is not executed.
         attempts: how often an episode is tried whose environment is lost.
         on_step: told each executed chunk; after a loss the episode starts again with `question.step` 0.
         on_episode: told each result, in the order in which episodes end.
@@ -125,34 +182,35 @@ def run_episodes(
         Results in the order of `seeds`. An episode whose environment was lost in every attempt has failed, and says so.
 
     Raises:
-        ValueError: for seeds that repeat, or actions of a wrong shape.
+        ValueError: for an episode that is asked for twice, or actions of a wrong shape.
         SimulatorError: if the simulator cannot be made.
     """
-    if len(set(seeds)) != len(seeds):
-        raise ValueError("some seeds repeat: an evaluation needs distinct ones")
-    waiting = deque((seed, 1) for seed in seeds)
+    episodes = [Episode(seed, draw) for seed, draw in zip(seeds, draws or seeds, strict=True)]
+    if len(set(episodes)) != len(episodes):
+        raise ValueError("some seeds repeat: episodes need distinct ones, or distinct seeds of what is drawn")
+    waiting = deque((episode, 1) for episode in episodes)
     live: dict[int, _Live] = {}
-    results: dict[int, EpisodeResult] = {}
+    cut_off: list[tuple[Question, EpisodeResult]] = []
+    results: dict[Episode, EpisodeResult] = {}
 
-    def end(row: int, success: bool, failure: str) -> None:
-        episode = live.pop(row)
-        numbers = (episode.steps, episode.reward, failure, episode.chunks, tuple(episode.frames))
-        results[episode.seed] = result = EpisodeResult(episode.seed, success, *numbers)
+    def end(result: EpisodeResult) -> None:
+        results[Episode(result.seed, result.draw)] = result
         if on_episode is not None:
             on_episode(result)
 
     def lose(row: int, reason: str) -> None:
-        if live[row].attempt < attempts:
-            waiting.appendleft((live[row].seed, live.pop(row).attempt + 1))
+        lost = live.pop(row)
+        if lost.attempt < attempts:
+            waiting.appendleft((lost.episode, lost.attempt + 1))
         else:
-            end(row, False, f"the simulator was lost {attempts} times: it {reason}")
+            end(lost.result(f"the simulator was lost {attempts} times: it {reason}"))
 
-    while waiting or live:
+    while waiting or live or cut_off:
         fresh = {}
         for row in range(pool.rows):
             if row not in live and waiting:
                 live[row] = _Live(*waiting.popleft())
-                fresh[row] = live[row].seed
+                fresh[row] = live[row].episode.seed
         for row, observation in (pool.reset(fresh, render=render) if fresh else {}).items():
             if isinstance(observation, Lost):
                 lose(row, observation.reason)
@@ -160,36 +218,42 @@ def run_episodes(
                 live[row].observation = observation
 
         questions = {
-            row: Question(episode.seed, episode.steps, episode.observation)
-            for row, episode in sorted(live.items())
-            if episode.observation is not None
+            row: Question(begun.episode, begun.steps, begun.observation)
+            for row, begun in sorted(live.items())
+            if begun.observation is not None
         }
-        if not questions:
+        if not questions and not cut_off:
             continue
-        answers = act(list(questions.values()))
-        if answers.ndim != 3 or len(answers) != len(questions) or answers.shape[1] < max(1, execute):
+        asked = [*questions.values(), *(question for question, _ in cut_off)]
+        answers = act(asked)
+        if answers.ndim != 3 or len(answers) != len(asked) or answers.shape[1] < max(1, execute):
             raise ValueError(
-                f"the policy answered {len(questions)} observations with actions of shape {answers.shape}: "
-                f"[{len(questions)}, chunk, A] with a chunk of at least {max(1, execute)} is needed"
+                f"the policy answered {len(asked)} observations with actions of shape {answers.shape}: "
+                f"[{len(asked)}, chunk, A] with a chunk of at least {max(1, execute)} is needed"
             )
+        for _, ended in cut_off:
+            end(ended)
+        cut_off = []
         chunks = {}
-        for row, answer in zip(questions, answers, strict=True):
+        for row, answer in zip(questions, answers, strict=False):
             count = min(execute or len(answer), episode_limit - live[row].steps)
             chunks[row] = np.ascontiguousarray(answer[:count], np.float32)
-        recorded = [row for row in chunks if live[row].seed in record]
-        for row, result in pool.step(chunks, render=render, record=recorded).items():
-            if isinstance(result, Lost):
-                lose(row, result.reason)
+        if not chunks:
+            continue
+        recorded = [row for row in chunks if live[row].episode.seed in record]
+        for row, step in pool.step(chunks, render=render, final=render and ask_last, record=recorded).items():
+            if isinstance(step, Lost):
+                lose(row, step.reason)
                 continue
-            episode = live[row]
             if on_step is not None:
-                on_step(questions[row], chunks[row][: result.steps], result)
-            episode.observation = result.observation
-            episode.steps += result.steps
-            episode.chunks += 1
-            episode.reward += result.reward
-            episode.frames += result.frames
-            episode.success = episode.success or result.success
-            if result.done or episode.steps >= episode_limit:
-                end(row, episode.success, "" if episode.success else TERMINATED if result.terminated else LIMIT)
-    return [results[seed] for seed in seeds]
+                on_step(questions[row], chunks[row][: step.steps], step)
+            begun = live[row]
+            begun.add(step)
+            if step.done or begun.steps >= episode_limit:
+                del live[row]
+                result = begun.result("" if begun.success else TERMINATED if step.terminated else LIMIT)
+                if ask_last and not step.terminated:
+                    cut_off.append((Question(begun.episode, begun.steps, step.observation, last=True), result))
+                else:
+                    end(result)
+    return [results[episode] for episode in episodes]

@@ -39,12 +39,17 @@ class FakePool:
         }
 
     def step(
-        self, actions: Mapping[int, Actions], *, render: bool = True, record: Collection[int] = ()
+        self,
+        actions: Mapping[int, Actions],
+        *,
+        render: bool = True,
+        final: bool = False,
+        record: Collection[int] = (),
     ) -> dict[int, StepResult | Lost]:
         return {
             row: Lost("died")
             if self._loses(row, "step")
-            else self._simulators[row].step_chunk(chunk, render=render, record=row in record)
+            else self._simulators[row].step_chunk(chunk, render=render, final=final, record=row in record)
             for row, chunk in actions.items()
         }
 
