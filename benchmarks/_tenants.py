@@ -104,10 +104,8 @@ def rl(
     loop = Loop(client, lease.lease)
     first: OpResult = yield loop.publish()
     newest = first.version
-    tickets = Tickets(
-        batch=1, max_staleness=max_staleness, max_running=1
-    )  # one ticket for the rollouts of an iteration
-    finished: deque[int] = deque()
+    tickets = Tickets(batch=1, max_staleness=max_staleness)  # one ticket for the rollouts of an iteration
+    finished: deque[int] = deque()  # versions that acted, iteration by iteration
     changed = Future()
 
     def wake() -> None:
@@ -119,26 +117,26 @@ def rl(
         count = shards or len(cluster.envs)
         devices = [(seed + shard) % len(cluster.envs) for shard in range(count)]
         for iteration in range(iterations):
-            while (ticket := tickets.issue(newest)) is None:
+            while not tickets.may_begin(iteration, newest - first.version):
                 yield changed
+            acting = newest
             rollouts = [
-                _rollout(cluster, client, recipe, newest, device, recipe.envs // count, seed, iteration)
+                _rollout(cluster, client, recipe, acting, device, recipe.envs // count, seed, iteration)
                 for device in devices
             ]
             yield gather([cluster.simulation.spawn(rollout) for rollout in rollouts])
-            tickets.finish(ticket)
-            finished.append(ticket)
+            finished.append(acting)
             wake()
 
     cluster.simulation.spawn(produce())
-    for _ in range(iterations):
+    for iteration in range(iterations):
         while not finished:
             yield changed
-        ticket, version = finished.popleft(), newest
+        acted = finished.popleft()
         yield cluster.simulation.spawn(_train(loop, recipe))
         published: OpResult = yield loop.publish()
         newest = published.version
-        assert tickets.train(ticket, version) <= max_staleness
+        assert tickets.staleness(iteration, acted - first.version) <= max_staleness
         wake()
     return cluster.simulation.now
 

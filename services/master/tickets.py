@@ -1,79 +1,52 @@
-"""Tickets: how many rollouts may be under way, so that none is too old when it is trained on.
+"""Tickets: which rollouts may begin, so that none is too old when it is trained on.
 
-In: rollouts that begin, are trained on, or are dropped. Out: whether another one may begin. Never: a finished rollout
-thrown away because it came late: producers are held back before they begin.
+In: the number of a rollout, how many updates are published. Out: whether it may begin. Never: a finished rollout thrown
+away because it came late: producers are held back before they begin; or a count that a restart could get wrong.
 
-The formula is AReaL's staleness admission (`infra/staleness_manager.py`): with `batch` rollouts trained on for each
-version, at version v there may begin
+Rollouts are numbered, and update u is trained on the numbers u * batch to (u + 1) * batch - 1, first in, first out. So
+the number itself is the ticket: a rollout that begins while `published` updates are in service acts with at least that
+version, is trained on in update `number // batch`, and so is at most `max_staleness` updates old if
 
-    min(max_running - running, (max_staleness + v + 1) * batch - (accepted + running))
+    number < (published + max_staleness + 1) * batch
 
-more, where `accepted` counts all that ever finished and were not dropped. Of those, v * batch were trained on; so the
-second term is (max_staleness + 1) * batch less the tickets that are out, which needs no count that a restart could get
-wrong. A rollout that begins while fewer are out is trained on, oldest first, at most `max_staleness` versions after the
-one that acted in it.
+which is AReaL's staleness admission (`infra/staleness_manager.py`: accepted + running may be (max_staleness + v + 1) *
+batch at version v) without its counters. A rollout that was lost is done again under its number.
 """
 
 from __future__ import annotations
 
+import msgspec
 
-class Tickets:
+
+class Tickets(msgspec.Struct, frozen=True, kw_only=True):
     """The staleness budget of one policy's rollouts.
 
-    Args:
-        batch: rollouts that are trained on for each version (at least 1).
-        max_staleness: versions that may lie between the one that acted and the one that is trained; 0 is on-policy.
-        max_running: rollouts that simulators run at once.
+    Attributes:
+        batch: rollouts that each update is trained on (at least 1).
+        max_staleness: updates that may lie between the version that acted and the one that is trained; 0 makes
+            rollouts and training take turns.
     """
 
-    def __init__(self, *, batch: int, max_staleness: int, max_running: int) -> None:
-        if batch < 1 or max_staleness < 0 or max_running < 1:
-            raise ValueError("batch and max_running must be at least 1, max_staleness at least 0")
-        self.limit = (max_staleness + 1) * batch
-        self._max_running = max_running
-        self._running: dict[int, int] = {}  # ticket -> version that acts in it
-        self._finished: dict[int, int] = {}
-        self._next = 1
+    batch: int
+    max_staleness: int
 
-    @property
-    def out(self) -> int:
-        """Tickets that are out: rollouts that run, and those that wait to be trained on."""
-        return len(self._running) + len(self._finished)
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.max_staleness < 0:
+            raise ValueError("batch must be at least 1 and max_staleness at least 0")
 
-    @property
-    def running(self) -> int:
-        """Rollouts that run."""
-        return len(self._running)
-
-    @property
-    def capacity(self) -> int:
-        """Rollouts that may begin now."""
-        return max(0, min(self._max_running - self.running, self.limit - self.out))
-
-    def issue(self, version: int) -> int | None:
-        """Let a rollout of this version begin: return its ticket; None if it must wait until one is freed."""
-        if not self.capacity:
-            return None
-        ticket, self._next = self._next, self._next + 1
-        self._running[ticket] = version
-        return ticket
-
-    def finish(self, ticket: int) -> None:
-        """A rollout has ended and waits to be trained on; KeyError if the ticket does not run."""
-        self._finished[ticket] = self._running.pop(ticket)
-
-    def train(self, ticket: int, version: int) -> int:
-        """A rollout was trained on: free its ticket and return its staleness in versions.
+    def may_begin(self, number: int, published: int) -> bool:
+        """Tell whether a rollout may begin.
 
         Args:
-            version: newest version when the step on it began.
-
-        Raises:
-            KeyError: if the rollout has not finished, or the ticket was freed before.
+            number: of the rollout, from 0.
+            published: updates whose version is published: 0 while only the version that was there at first is.
         """
-        return version - self._finished.pop(ticket)
+        return number < (published + self.max_staleness + 1) * self.batch
 
-    def drop(self, ticket: int) -> None:
-        """Nobody trains on a rollout: free its ticket; one that was freed before is fine."""
-        self._running.pop(ticket, None)
-        self._finished.pop(ticket, None)
+    def update(self, number: int) -> int:
+        """Return the update that is trained on a rollout."""
+        return number // self.batch
+
+    def staleness(self, number: int, acted: int) -> int:
+        """Return how old a rollout is when it is trained on, in updates; `acted` had been published when it began."""
+        return self.update(number) - acted

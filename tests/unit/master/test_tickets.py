@@ -9,80 +9,60 @@ from hypothesis import strategies as st
 from services.master.tickets import Tickets
 
 
-def issue_all(tickets: Tickets, version: int) -> list[int]:
-    issued = []
-    while (ticket := tickets.issue(version)) is not None:
-        issued.append(ticket)
-    return issued
+def begin_all(tickets: Tickets, published: int, *, first: int = 0) -> list[int]:
+    begun = []
+    while tickets.may_begin(first + len(begun), published):
+        begun.append(first + len(begun))
+    return begun
 
 
-def test_as_many_begin_as_versions_may_lie_between() -> None:
-    tickets = Tickets(batch=4, max_staleness=2, max_running=100)
-    assert len(issue_all(tickets, 0)) == 12
-    assert tickets.capacity == 0
+def test_as_many_begin_as_updates_may_lie_between() -> None:
+    tickets = Tickets(batch=4, max_staleness=2)
+    assert begin_all(tickets, 0) == list(range(12))
+    assert begin_all(tickets, 1, first=12) == [12, 13, 14, 15]
 
 
-def test_no_more_run_at_once_than_simulators_can() -> None:
-    tickets = Tickets(batch=4, max_staleness=2, max_running=5)
-    first, *_ = issue_all(tickets, 0)
-    assert tickets.running == 5
-    tickets.finish(first)
-    assert tickets.capacity == 1
+def test_without_staleness_rollouts_and_training_take_turns() -> None:
+    tickets = Tickets(batch=3, max_staleness=0)
+    assert begin_all(tickets, 0) == [0, 1, 2]
+    assert not tickets.may_begin(3, 0)
+    assert tickets.may_begin(3, 1)
+    assert [tickets.update(number) for number in (0, 2, 3)] == [0, 0, 1]
 
 
-def test_a_ticket_is_freed_by_training_or_dropping_and_not_by_finishing() -> None:
-    tickets = Tickets(batch=1, max_staleness=1, max_running=9)
-    one, two = issue_all(tickets, 0)
-    tickets.finish(one)
-    assert tickets.issue(0) is None
-    assert tickets.train(one, 3) == 3
-    assert tickets.capacity == 1
-    tickets.drop(two)
-    tickets.drop(two)
-    assert (tickets.out, tickets.capacity) == (0, 2)
-
-
-def test_a_rollout_is_trained_on_once_and_only_when_it_has_ended() -> None:
-    tickets = Tickets(batch=1, max_staleness=0, max_running=1)
-    (ticket,) = issue_all(tickets, 0)
-    with pytest.raises(KeyError):
-        tickets.train(ticket, 0)
-    tickets.finish(ticket)
-    tickets.train(ticket, 0)
-    with pytest.raises(KeyError):
-        tickets.train(ticket, 0)
-
-
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"max_staleness": -1}, {"max_running": 0}])
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"max_staleness": -1}])
 def test_a_budget_that_lets_nothing_begin_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
-        Tickets(**{"batch": 1, "max_staleness": 0, "max_running": 1, **wrong})
+        Tickets(**{"batch": 1, "max_staleness": 0, **wrong})
 
 
 @given(
     batch=st.integers(1, 5),
-    staleness=st.integers(0, 4),
-    running=st.integers(1, 12),
-    moves=st.lists(st.sampled_from(["issue", "finish", "drop"]), max_size=120),
+    max_staleness=st.integers(0, 4),
+    moves=st.lists(st.sampled_from(["begin", "finish", "lose", "train"]), max_size=300),
+    data=st.data(),
 )
-def test_no_rollout_is_older_than_the_budget_when_it_is_trained_on(
-    batch: int, staleness: int, running: int, moves: list[str]
+def test_whatever_ends_in_whatever_order_nothing_trained_on_is_too_old(
+    batch: int, max_staleness: int, moves: list[str], data: st.DataObject
 ) -> None:
-    tickets = Tickets(batch=batch, max_staleness=staleness, max_running=running)
-    version = 0
-    begun: list[int] = []
-    ended: list[int] = []
+    tickets = Tickets(batch=batch, max_staleness=max_staleness)
+    running: dict[int, int] = {}  # number -> updates that were published when it began
+    finished: dict[int, int] = {}
+    next_number = published = 0
     for move in moves:
-        if move == "issue":
-            ticket = tickets.issue(version)
-            begun += [ticket] if ticket is not None else []
-        elif move == "finish" and begun:
-            ended.append(begun.pop(0))  # in order: the oldest is trained on first
-            tickets.finish(ended[-1])
-        elif move == "drop" and begun:
-            tickets.drop(begun.pop())
-        if len(ended) >= batch:
-            assert all(tickets.train(ticket, version) <= staleness for ticket in ended[:batch])
-            del ended[:batch]
-            version += 1
-        assert tickets.out == len(begun) + len(ended) <= tickets.limit
+        if move == "begin" and tickets.may_begin(next_number, published):
+            running[next_number] = published
+            next_number += 1
+        elif move == "finish" and running:
+            number = data.draw(st.sampled_from(sorted(running)))
+            finished[number] = running.pop(number)
+        elif move == "lose" and running:  # done again, with the newest version of that moment
+            running[data.draw(st.sampled_from(sorted(running)))] = published
+        elif move == "train":
+            wanted = range(published * batch, (published + 1) * batch)
+            if all(number in finished for number in wanted):
+                for number in wanted:
+                    assert tickets.update(number) == published
+                    assert 0 <= tickets.staleness(number, finished.pop(number)) <= max_staleness
+                published += 1
+        assert len(running) + len(finished) <= (max_staleness + 1) * batch
