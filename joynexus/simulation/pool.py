@@ -1,22 +1,16 @@
 """A pool of worker processes that run environments in lockstep, and outlive any one of them.
 
-In: seeds and actions by row (a row is one environment; `row % processes` hosts it). Out: observations and results by
-row, or `Lost` where an environment crashed, hung or failed. Never: a call that waits longer than its deadline, a row
-that suffers from a row of another process, or a process that outlives the pool or its parent.
+In: seeds and actions by row (a row is one environment, in one of the processes). Out: observations and results by row,
+or `Lost` where an environment crashed, hung or failed. Never: a call that waits longer than its deadline, a row that
+suffers from a row of another process, or a process that outlives the pool or its parent.
 
 Whoever drives the pool does a lost episode again from its seed: that gives the same episode.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
@@ -25,24 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Contract
-from joynexus.simulation import worker
 from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
+from joynexus.simulation.process import TIMEOUT, Recycling, WorkerProcess, receive
 from joynexus.simulation.protocol import (
     Made,
-    Make,
     MakeFailed,
     Outcome,
     Outcomes,
-    Reply,
     Request,
     Reset,
     Step,
-    decode_reply,
-    encode,
     pack,
     unpack_observation,
     unpack_result,
 )
+from joynexus.simulation.worker import MakeSimulator
 
 _T = TypeVar("_T")
 _CLOSE_S = 2.0
@@ -70,10 +61,10 @@ class SimulatorPool:
         rows: number of environments.
         make: makes a simulator in a worker process; importable there.
         preload: modules that the fork server imports once for all worker processes.
-        processes: number of worker processes, at most one a row.
+        processes: number of worker processes, at most one a row; row r is in process r % processes.
         options: cameras and episode limit.
         deadlines: for each kind of call.
-        recycle_after: episodes after which a process is replaced between episodes (simulators leak); 0 never.
+        recycling: when a process is replaced between episodes.
 
     Raises:
         ValueError: for a pool without rows or processes.
@@ -84,29 +75,40 @@ class SimulatorPool:
         task: str,
         rows: int,
         *,
-        make: worker.MakeSimulator,
+        make: MakeSimulator,
         preload: Sequence[str] = (),
         processes: int = 1,
         options: SimulatorOptions | None = None,
         deadlines: Deadlines | None = None,
-        recycle_after: int = 0,
+        recycling: Recycling | None = None,
     ) -> None:
         if rows < 1 or processes < 1:
             raise ValueError(f"a pool of {rows} rows in {processes} processes cannot run: both must be 1 or more")
-        options = options or SimulatorOptions()
-        self.rows = rows
-        self._deadlines = deadlines or Deadlines()
-        self._recycle_after = recycle_after
-        self._made: Made | None = None
+        options, recycling = options or SimulatorOptions(), recycling or Recycling()
+        deadlines = deadlines or Deadlines()
         count = min(processes, rows)
-        self._hosts = [
-            _Host(Make(task, options, tuple(range(first, rows, count))), make, preload, self._deadlines.make_s)
-            for first in range(count)
+        shares = [len(range(first, rows, count)) for first in range(count)]
+        hosts = [WorkerProcess(task, options, share, make, preload, deadlines.make_s, recycling) for share in shares]
+        self._host(hosts, deadlines)
+
+    def _host(self, processes: Sequence[WorkerProcess], deadlines: Deadlines) -> None:
+        self._processes, self._deadlines = tuple(processes), deadlines
+        most = max(process.rows for process in processes)
+        self._places = [
+            (process, local) for local in range(most) for process in self._processes if local < process.rows
         ]
+        self.rows = len(self._places)
+
+    @classmethod
+    def joined(cls, pools: Sequence[SimulatorPool]) -> SimulatorPool:
+        """Return one pool of all rows of some pools of one task, which still own their processes."""
+        pool = cls.__new__(cls)
+        pool._host([process for other in pools for process in other._processes], pools[0]._deadlines)
+        return pool
 
     @property
     def contract(self) -> Contract:
-        """The environments' contract; waits until they are made, and raises SimulatorError if they cannot be."""
+        """The environments' contract; waits until they are made, and raises as `reset`."""
         return self._description().contract
 
     @property
@@ -123,19 +125,16 @@ class SimulatorPool:
 
         Raises:
             SimulatorError: if the simulator cannot be made on this machine.
+            ValueError: if the task cannot run with these options.
         """
-        requests: dict[_Host, Request] = {}
-        for host, rows in self._by_host(seeds).items():
-            idle = host.busy <= set(rows)
-            if self._recycle_after and host.episodes >= self._recycle_after and idle:
-                host.replace()
-            host.episodes += len(rows)
-            host.busy.update(rows)
-            requests[host] = Reset({row: seeds[row] for row in rows}, render)
+        requests: dict[WorkerProcess, Request] = {}
+        for process, rows in self._by_process(seeds).items():
+            process.begin(list(rows))
+            requests[process] = Reset({local: seeds[row] for local, row in rows.items()}, render)
         observations = self._call(requests, self._deadlines.reset_s, "reset", unpack_observation)
         for row, observation in observations.items():
             if isinstance(observation, Lost):
-                self._hosts[row % len(self._hosts)].busy.discard(row)
+                self._end(row)
         return {row: observations[row] for row in seeds}
 
     def step(
@@ -151,36 +150,46 @@ class SimulatorPool:
         A row that was lost has no episode until it is reset.
 
         Raises:
-            SimulatorError: if the simulator cannot be made on this machine.
+            SimulatorError, ValueError: as `reset`.
         """
-        requests: dict[_Host, Request] = {}
+        requests: dict[WorkerProcess, Request] = {}
         results: dict[int, StepResult | Lost] = {}
-        for host, rows in self._by_host(actions).items():
-            results |= {row: Lost("has no episode: its process was replaced") for row in rows if row not in host.busy}
-            chunks = {row: pack(np.asarray(actions[row], np.float32)) for row in rows if row in host.busy}
+        for process, rows in self._by_process(actions).items():
+            chunks = {}
+            for local, row in rows.items():
+                if local in process.busy:
+                    chunks[local] = pack(np.asarray(actions[row], np.float32))
+                else:
+                    results[row] = Lost("has no episode: its process was replaced")
             if chunks:
-                requests[host] = Step(chunks, render, final, tuple(row for row in chunks if row in record))
+                recorded = tuple(local for local in chunks if rows[local] in record)
+                requests[process] = Step(chunks, render, final, recorded)
         results |= self._call(requests, self._deadlines.step_s, "step", unpack_result)
         for row, result in results.items():
             if isinstance(result, Lost) or result.done:
-                self._hosts[row % len(self._hosts)].busy.discard(row)
+                self._end(row)
         return {row: results[row] for row in actions}
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
-        return tuple(host.pid for host in self._hosts)
+        return tuple(process.pid for process in self._processes)
+
+    @property
+    def make_s(self) -> float:
+        """Seconds that making the environments took, as long as the slowest process; 0 until they are made."""
+        return max(process.made_in_s for process in self._processes)
 
     def cpu_s(self) -> float:
         """CPU seconds that the worker processes used so far, those that were replaced too."""
-        return sum(host.cpu_s() for host in self._hosts)
+        return sum(process.cpu_s() for process in self._processes)
 
     def close(self) -> None:
         """End all worker processes."""
-        for host in self._hosts:
-            host.hang_up()
-        for host in self._hosts:
-            host.kill(_CLOSE_S)
+        for process in self._processes:
+            process.hang_up()
+        for process in self._processes:
+            process.kill(_CLOSE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -190,139 +199,68 @@ class SimulatorPool:
     ) -> None:
         self.close()
 
-    def _by_host(self, rows: Collection[int]) -> dict[_Host, list[int]]:
-        grouped: dict[_Host, list[int]] = {}
+    def _by_process(self, rows: Collection[int]) -> dict[WorkerProcess, dict[int, int]]:
+        """Group rows by process: there, a process's own number of a row -> the row."""
+        grouped: dict[WorkerProcess, dict[int, int]] = {}
         for row in sorted(rows):
             if not 0 <= row < self.rows:
                 raise ValueError(f"row {row} is outside the pool, which has rows 0 to {self.rows - 1}")
-            grouped.setdefault(self._hosts[row % len(self._hosts)], []).append(row)
+            process, local = self._places[row]
+            grouped.setdefault(process, {})[local] = row
         return grouped
 
+    def _end(self, row: int) -> None:
+        process, local = self._places[row]
+        process.busy.discard(local)
+
     def _call(
-        self, requests: dict[_Host, Request], deadline_s: float, what: str, unpack: Callable[[Outcome], _T]
+        self, requests: dict[WorkerProcess, Request], deadline_s: float, what: str, unpack: Callable[[Outcome], _T]
     ) -> dict[int, _T | Lost]:
-        """Send each host its request, wait for all replies together, replace the hosts that do not reply."""
+        """Send each process its request, wait for all replies together, replace the processes that do not reply."""
         self._finish_making(list(requests))
-        for host, request in requests.items():
-            host.send(request)
-        results: dict[int, _T | Lost] = {}
-        replies = _receive(list(requests), deadline_s)
-        for host, request in requests.items():
+        for process, request in requests.items():
+            process.send(request)
+        outcomes: dict[tuple[WorkerProcess, int], _T | Lost] = {}
+        replies = receive(list(requests), deadline_s)
+        for process, request in requests.items():
             rows = request.seeds if isinstance(request, Reset) else request.actions if isinstance(request, Step) else ()
-            reply = replies[host]
+            reply = replies[process]
             if isinstance(reply, Outcomes) and reply.rows.keys() == set(rows):
-                for row, outcome in reply.rows.items():
-                    results[row] = Lost(f"failed to {what}: {outcome.failed}") if outcome.failed else unpack(outcome)
+                for local, outcome in reply.rows.items():
+                    failed = Lost(f"failed to {what}: {outcome.failed}")
+                    outcomes[process, local] = failed if outcome.failed else unpack(outcome)
                 continue
-            reason = f"took longer than {deadline_s:g} s to {what}" if reply is _TIMEOUT else f"died in a {what}"
-            results |= dict.fromkeys(rows, Lost(reason))
-            host.replace()
-        return results
+            reason = f"took longer than {deadline_s:g} s to {what}" if reply is TIMEOUT else f"died in a {what}"
+            outcomes |= {(process, local): Lost(reason) for local in rows}
+            process.replace()
+        return {row: outcomes[place] for row, place in enumerate(self._places) if place in outcomes}
 
     def _description(self) -> Made:
-        if self._made is None:
-            self._finish_making(self._hosts[:1])
-        assert self._made is not None, "whoever could not be made has raised"
-        return self._made
+        first = self._processes[0]
+        self._finish_making([first])
+        assert first.made is not None, "whoever could not be made has raised"
+        return first.made
 
-    def _finish_making(self, hosts: list[_Host]) -> None:
-        making = [host for host in hosts if not host.made]
+    def _finish_making(self, processes: list[WorkerProcess]) -> None:
+        making = [process for process in processes if process.made is None]
         if not making:
             return
-        left_s = max(host.make_by for host in making) - time.monotonic()
-        for host, reply in _receive(making, max(0.0, left_s)).items():
+        left_s = max(process.make_by for process in making) - time.monotonic()
+        problem: Exception | None = None
+        for process, reply in receive(making, max(0.0, left_s)).items():
             if isinstance(reply, Made):
-                host.made, self._made = True, reply
+                process.is_made(reply)
                 continue
             if isinstance(reply, MakeFailed):
                 reason = reply.reason
-            elif reply is _TIMEOUT:
+            elif reply is TIMEOUT:
                 reason = f"it took longer than {self._deadlines.make_s:g} s: raise the deadline for making it"
             else:
                 reason = "its process died: see its log, it may lack memory or a library"
-            host.replace()
-            raise SimulatorError(f"simulator {host.task} cannot be made: {reason}")
-
-
-_TIMEOUT = "timeout"
-_DEAD = "dead"
-
-
-def _receive(hosts: list[_Host], deadline_s: float) -> dict[_Host, Reply | str]:
-    """Collect one reply from each host; `_TIMEOUT` or `_DEAD` where none came."""
-    replies: dict[_Host, Reply | str] = dict.fromkeys(hosts, _TIMEOUT)
-    waiting = {host.pipe: host for host in hosts}
-    until = time.monotonic() + deadline_s
-    while waiting:
-        ready = wait(list(waiting), max(0.0, until - time.monotonic()))
-        if not ready:
-            break
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            host = waiting.pop(pipe)
-            try:
-                replies[host] = decode_reply(pipe.recv_bytes())
-            except (EOFError, OSError, msgspec.MsgspecError):
-                replies[host] = _DEAD
-    return replies
-
-
-class _Host:
-    """One worker process and what the pool knows of it; replaced in place."""
-
-    def __init__(self, make: Make, make_simulator: worker.MakeSimulator, preload: Sequence[str], make_s: float) -> None:
-        self._make, self._make_simulator, self._make_s = make, make_simulator, make_s
-        self._preload = preload
-        self.task = make.task
-        self._ended_cpu_s = 0.0
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([worker.__name__, *self._preload])
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=worker.main, args=(theirs, self._make_simulator), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.made = False
-        self.make_by = time.monotonic() + self._make_s
-        self.episodes = 0
-        self.busy: set[int] = set()
-        self.send(self._make)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    def send(self, request: Request) -> None:
-        with suppress(OSError):  # it died: the missing reply says so
-            self.pipe.send_bytes(encode(request))
-
-    def hang_up(self) -> None:
-        self.pipe.close()
-
-    def cpu_s(self) -> float:
-        return self._ended_cpu_s + _cpu_s(self.pid)
-
-    def kill(self, patience_s: float = 0.0) -> None:
-        self._ended_cpu_s += _cpu_s(self.pid)
-        self._process.join(patience_s)
-        if self._process.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
-        self._process.join()
-        self._process.close()
-
-    def replace(self) -> None:
-        """Kill the process and start another, which makes its environments while others work."""
-        self.hang_up()
-        self.kill()
-        self._start()
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process (Linux), 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            process.replace()
+            wrong = isinstance(reply, MakeFailed) and reply.wrong
+            problem = (
+                ValueError(reason) if wrong else SimulatorError(f"simulator {process.task} cannot be made: {reason}")
+            )
+        if problem is not None:
+            raise problem

@@ -26,11 +26,11 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Make(msgspec.Struct, frozen=True, tag=True):
-    """Make the environments of some rows."""
+    """Make the environments of rows 0 to `rows` - 1."""
 
     task: str
     options: SimulatorOptions
-    rows: tuple[int, ...]
+    rows: int
 
 
 class Reset(msgspec.Struct, frozen=True, tag=True):
@@ -57,9 +57,10 @@ class Made(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeFailed(msgspec.Struct, frozen=True, tag=True):
-    """They cannot be made on this machine: a sentence."""
+    """They cannot be made: a sentence; `wrong` if what was asked for is at fault, not this machine."""
 
     reason: str
+    wrong: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ def main(pipe: Connection, make: MakeSimulator) -> None:
     """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the pipe
+    _close_stdin()
     simulators: dict[int, Simulator] = {}
     try:
         while True:
@@ -56,11 +57,12 @@ def main(pipe: Connection, make: MakeSimulator) -> None:
                 reply = Outcomes({row: _step(simulators[row], request, row) for row in request.actions})
             else:
                 try:
-                    simulators = {row: make(request.task, request.options) for row in request.rows}
-                    one = simulators[request.rows[0]]
-                    reply = Made(one.contract, one.instruction)
+                    simulators = {row: make(request.task, request.options) for row in range(request.rows)}
+                    reply = Made(simulators[0].contract, simulators[0].instruction)
                 except (SimulatorError, ValueError) as error:
-                    reply = MakeFailed(str(error))
+                    reply = MakeFailed(str(error), wrong=isinstance(error, ValueError))
+                except Exception as error:  # whatever its packages raise is a reason, and no end of this process
+                    reply = MakeFailed(f"{type(error).__name__}: {error}")
             pipe.send_bytes(encode(reply))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         for simulator in simulators.values():
@@ -82,6 +84,13 @@ def _die_with_parent() -> None:
     fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     if wait([parent.sentinel], 0):  # it died before the kernel was told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _close_stdin() -> None:
+    """Let whoever reads from the terminal find its end: simulators ask there whether to download what they miss."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _reset(simulator: Simulator, seed: int, render: bool) -> Outcome:

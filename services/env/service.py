@@ -7,22 +7,23 @@ gave to somebody else.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from common.runtime import WorkerRuntime
 from common.scratch import open_scratch
 from common.settings import EnvSettings
 from common.telemetry import get_logger, log_op
+from joynexus.simulation.asking import Asker
 from joynexus.simulation.episodes import ATTEMPTS
 from joynexus.simulation.pool import Deadlines
-from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, Packet, failure
+from joynexus.wire import Buffer, ErrorCode, Failure, JoyNexusError, Message, Packet, failure
 from joynexus.wire.back import (
     ActionsEvaluated,
     DatasetPrepared,
+    DescribeSimulator,
     EvaluateActions,
     IndicesDrawn,
     PrepareDataset,
@@ -30,11 +31,12 @@ from joynexus.wire.back import (
     Rollout,
     RolloutDone,
     SampleIndices,
+    SimulatorDescribed,
+    WorkerAct,
 )
-from services.env.asking import Asker
 from services.env.data_work import DataWork, find_mounted
-from services.env.rollout_work import RolloutWork, software
-from services.env.simulators.registry import prepare_process
+from services.env.rollout_work import RolloutWork
+from services.env.simulators.registry import FAMILIES, prepare_process, survey
 from services.env.warm_pools import WarmPools
 
 log = get_logger(__name__)
@@ -44,7 +46,7 @@ DATA_CREDIT = 2
 DATA_S = 900.0
 """Preparing a data set must advance (an episode, a file) within this."""
 
-Task = Rollout | PrepareDataset | SampleIndices | EvaluateActions
+Task = Rollout | DescribeSimulator | PrepareDataset | SampleIndices | EvaluateActions
 
 
 class NoLongerWanted(Exception):  # noqa: N818 - not an error: the way out of a task that was cancelled
@@ -54,9 +56,14 @@ class NoLongerWanted(Exception):  # noqa: N818 - not an error: the way out of a 
 def run(settings: EnvSettings) -> None:
     """Serve until told to end."""
     prepare_process()
-    simulators = ("metaworld",) if importlib.util.find_spec("metaworld") else ()
+    families = survey()
+    simulators = [name for name, problem in families.items() if not problem]
     mounted = find_mounted(settings.datasets_dir)
-    detail = {**software(), "mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
+    detail = {"mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
+    detail |= {f"no {name}": problem for name, problem in problems.items() if problem}
+    for name, problem in families.items():
+        made_of = ", ".join(f"{package} {version}" for package, version in FAMILIES[name].software().items())
+        detail[name] = problem or made_of
     deadlines = Deadlines(make_s=settings.make_s, step_s=settings.step_s)
     pools = WarmPools(settings.simulator_processes, deadlines)
     scratch = open_scratch(settings.cache_dir / "scratch" / "env")
@@ -74,17 +81,24 @@ def run(settings: EnvSettings) -> None:
 
         data = DataWork(runtime.blobs, scratch, mounted, progress.advance)
         rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
-        # A rollout advances with each chunk and each episode's end. Before that, its simulator may have to be made and
-        # reset as often as a lost episode is tried: a simulator that hangs costs its episodes, not this process.
+        # A rollout advances with each round of resets, questions and chunks. A simulator that hangs costs its episodes,
+        # not this process.
         rollout_s = ATTEMPTS * (deadlines.make_s + deadlines.reset_s) + 2 * deadlines.step_s + 60.0
 
         def asker(message: Rollout | EvaluateActions) -> Asker:
-            return Asker(runtime.request, lambda: alive(message.task), message.task, message.attempt, message.policy)
+            def request(act: bytes, buffers: Sequence[Buffer], *, timeout_s: float) -> Packet:
+                question = WorkerAct(task=message.task, attempt=message.attempt, act=act)
+                return runtime.request(question, buffers, timeout_s=timeout_s)
+
+            explore = isinstance(message, Rollout) and message.collect is not None
+            return Asker(request, lambda: alive(message.task), message.policy, explore=explore)
 
         def do(message: Task) -> Message:
             match message:
                 case Rollout():
                     return rollouts.run(message, asker(message))
+                case DescribeSimulator():
+                    return rollouts.describe(message)
                 case PrepareDataset():
                     return data.prepare(message)
                 case SampleIndices():
@@ -102,7 +116,7 @@ def run(settings: EnvSettings) -> None:
 
         def work(packet: Packet) -> None:
             message = packet.message
-            if isinstance(message, Rollout):
+            if isinstance(message, Rollout | DescribeSimulator):
                 simulator_lane.submit(finish, message, rollout_s)
             elif isinstance(message, PrepareDataset | SampleIndices | EvaluateActions):
                 data_lane.submit(finish, message, DATA_S)
@@ -158,6 +172,8 @@ def _failed(message: Task, error: Failure) -> Message:
     match message:
         case Rollout():
             return RolloutDone(task=task, attempt=attempt, error=error)
+        case DescribeSimulator():
+            return SimulatorDescribed(task=task, attempt=attempt, error=error)
         case SampleIndices():
             return IndicesDrawn(task=task, attempt=attempt, error=error)
         case EvaluateActions():

@@ -23,11 +23,10 @@ class WarmPools:
     Args:
         limit: pools alive at once; an idle one of another task makes room.
         deadlines: for each kind of call.
-        recycle_after: episodes after which a worker process is replaced.
     """
 
-    def __init__(self, limit: int, deadlines: Deadlines, recycle_after: int = 400) -> None:
-        self._limit, self._deadlines, self._recycle_after = limit, deadlines, recycle_after
+    def __init__(self, limit: int, deadlines: Deadlines) -> None:
+        self._limit, self._deadlines = limit, deadlines
         self._lock = threading.Lock()
         self._idle: list[tuple[tuple[str, SimulatorOptions], SimulatorPool]] = []
         self._lent = 0
@@ -46,9 +45,7 @@ class WarmPools:
             other.close()
         try:
             if pool is None:
-                pool = open_pool(
-                    task, ROWS, options=options, deadlines=self._deadlines, recycle_after=self._recycle_after
-                )
+                pool = open_pool(task, ROWS, options=options, deadlines=self._deadlines)
             yield pool
         except BaseException:
             if pool is not None:

@@ -14,8 +14,8 @@ import numpy as np
 from joynexus.simulation.episodes import Actions, EpisodeResult, Question, run_episodes
 from joynexus.simulation.interface import SimulatorOptions, StepResult
 from services.env.datasets.writer import LeRobotWriter
-from services.env.simulators.metaworld import expert
-from services.env.simulators.registry import check_task, open_pool
+from services.env.simulators.metaworld import MetaWorldFamily, expert
+from services.env.simulators.registry import family_of, open_pool
 
 FIRST_SEED = 1000  # evaluations use seeds from 0: no demonstration is of an episode that is evaluated
 _SEEDS_PER_EPISODE = 4  # an expert that fails three times out of four is none
@@ -50,7 +50,9 @@ def write_demonstrations(
         ValueError: if there is no such task, or its expert fails too often.
         SimulatorError: if the simulator cannot be made.
     """
-    policy = expert(check_task(task).partition("/")[2])
+    if not isinstance(family_of(task), MetaWorldFamily):
+        raise ValueError(f"there is no scripted expert of '{task}': MetaWorld's tasks have one each")
+    policy = expert(task.partition("/")[2])
     recordings: dict[int, list[tuple[Question, Actions]]] = {}
     recorded: list[int] = []
 

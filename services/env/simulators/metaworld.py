@@ -6,43 +6,59 @@ own seeding by `reset(seed=...)`, which it ignores, or its own renderer, which t
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Camera, Contract
-from joynexus.simulation.interface import Picture, SimObservation, SimulatorError, StepResult
+from joynexus.simulation.interface import Picture, SimObservation, SimulatorError, SimulatorOptions, StepResult
+from joynexus.simulation.process import Recycling
 from services.env.simulators import metaworld_tasks
+from services.env.simulators.family import Family
+from services.env.simulators.rendering import PACKAGES, choose_renderer, missing_opengl
 
-_PACKAGES = "libegl1 libgl1 (or libosmesa6)"
+_INSTALL = "pip install 'joynexus[metaworld]'"
 _VIDEO_SIDE = 256
 _SUPERSAMPLING = 2  # 2x2 averaging costs half of what MuJoCo's own 4-fold multisampling costs on a CPU, and looks alike
 
 
-def choose_renderer() -> str:
-    """Choose MuJoCo's OpenGL backend before MuJoCo is imported: EGL, else OSMesa, else none; returns its name.
+class MetaWorldFamily(Family):
+    """The 50 tasks."""
 
-    A choice in the environment variable MUJOCO_GL stands.
-    """
-    if "MUJOCO_GL" not in os.environ:
-        available = [
-            name for name, library in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")) if _loads(library)
-        ]
-        os.environ["MUJOCO_GL"] = available[0] if available else "disabled"
-    return os.environ["MUJOCO_GL"]
+    name = metaworld_tasks.FAMILY
+    example = "reach-v3"
+    rows = 8  # their questions go to the policy together
+    preload = ("metaworld",)
+    recycling = Recycling(episodes=400, memory_mib=512, handles=64)
+    packages = ("metaworld", "mujoco")
 
+    def tasks(self) -> tuple[str, ...]:
+        """Return the 50 names."""
+        return tuple(sorted(metaworld_tasks.INSTRUCTIONS))
 
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+    def missing(self) -> str:
+        """Say whether MetaWorld is installed."""
+        return "" if find_spec("metaworld") else f"MetaWorld is not installed: {_INSTALL}"
+
+    def pictures_missing(self) -> str:
+        """Say whether OpenGL is installed."""
+        return missing_opengl()
+
+    def prepare(self) -> None:
+        """Choose how MuJoCo draws."""
+        choose_renderer()
+
+    def renderer(self) -> str:
+        """Return MuJoCo's OpenGL backend."""
+        return choose_renderer()
+
+    def make(self, task: str, options: SimulatorOptions) -> MetaWorld:
+        """Make an environment; see `Family`."""
+        return MetaWorld(task, metaworld_tasks.contract(options), end_at_success=options.end_at_success)
 
 
 class MetaWorld:
@@ -58,14 +74,12 @@ class MetaWorld:
     """
 
     def __init__(self, task: str, contract: Contract, *, end_at_success: bool = True) -> None:
-        if choose_renderer() == "disabled" and contract.cameras:
-            raise SimulatorError(f"no OpenGL library is installed to draw pictures with: install {_PACKAGES}")
+        if (problem := missing_opengl()) and contract.cameras:
+            raise SimulatorError(problem)
         try:
             from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
         except ImportError as error:
-            raise SimulatorError(
-                f"MetaWorld cannot be imported ({error}): pip install 'joynexus[metaworld]'"
-            ) from error
+            raise SimulatorError(f"MetaWorld cannot be imported ({error}): {_INSTALL}") from error
         self.contract = contract
         self.instruction = metaworld_tasks.INSTRUCTIONS[task]
         self._env: Any = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"]()
@@ -184,7 +198,7 @@ class _Painter:
                 context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
             except Exception as error:  # the OpenGL bindings raise types of their own, different for each backend
                 raise SimulatorError(
-                    f"pictures cannot be drawn with {backend} ({error}): install {_PACKAGES}"
+                    f"pictures cannot be drawn with {backend} ({error}): install {PACKAGES}"
                 ) from error
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
             self._contexts[key] = (gl, context)

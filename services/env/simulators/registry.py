@@ -1,8 +1,10 @@
-"""Names of simulator tasks: `family/task`, such as `metaworld/reach-v3`.
+"""Names of simulator tasks: `family/task`, such as `metaworld/reach-v3` or `libero/libero_object/0`.
 
-In: a name and options. Out: the task's contract and instruction, known without the simulator; or the simulator itself.
-Never: an import of a simulator before one is
-made.
+A family is a small module of this package with a subclass of `Family` in it (see there); to add one, list an instance
+here. Contract and instruction of a task come from its simulator, once a pool has made it (`SimulatorPool.contract`).
+
+In: a name and options. Out: a simulator, or a pool of them; in sentences what is wrong or missing. Never: an import of
+a simulator before one is made.
 """
 
 from __future__ import annotations
@@ -10,53 +12,57 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from joynexus.contract import Contract
-from joynexus.simulation.interface import Simulator, SimulatorOptions
+from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOptions
 from joynexus.simulation.pool import Deadlines, SimulatorPool
-from services.env.simulators import metaworld, metaworld_tasks
+from services.env.simulators import metaworld_tasks
+from services.env.simulators.family import Family
+from services.env.simulators.metaworld import MetaWorldFamily
 
+FAMILIES: dict[str, Family] = {family.name: family for family in (MetaWorldFamily(),)}
 DEFAULT_OPTIONS = SimulatorOptions()
-PRELOAD = ("metaworld",)  # what a fork server imports once for all worker processes, where it is installed
+
+
+def survey() -> dict[str, str]:
+    """Return for each family why its tasks cannot run on this machine, empty for those that can."""
+    return {name: family.missing() for name, family in FAMILIES.items()}
 
 
 def prepare_process() -> None:
-    """Choose how pictures are drawn, before a simulator is imported in this process or in one that it starts."""
-    metaworld.choose_renderer()
+    """Have every family set its environment variables, before this process or one it starts imports its packages."""
+    for family in FAMILIES.values():
+        family.prepare()
 
 
 def task_names() -> tuple[str, ...]:
-    """Return every task that can be asked for."""
-    return tuple(f"{metaworld_tasks.FAMILY}/{task}" for task in sorted(metaworld_tasks.INSTRUCTIONS))
+    """Return every task that is known without its simulator."""
+    return tuple(f"{name}/{task}" for name, family in FAMILIES.items() for task in family.tasks())
 
 
-def check_task(name: str) -> str:
-    """Return `name` if it is a task; ValueError with the most similar ones otherwise."""
-    if name not in task_names():
+def family_of(name: str) -> Family:
+    """Return the family of a task; ValueError with the most similar names if there is no such task."""
+    first, _, task = name.partition("/")
+    family = FAMILIES.get(first)
+    if family is None:
         close = get_close_matches(name, task_names(), n=3, cutoff=0.5)
-        advice = f"did you mean {' or '.join(close)}?" if close else "tasks are named like metaworld/reach-v3"
+        known = ", ".join(f"{family.name}/{family.example}" for family in FAMILIES.values())
+        advice = f"did you mean {' or '.join(close)}?" if close else f"tasks are named like {known}"
         raise ValueError(f"there is no simulator task '{name[:80]}': {advice}")
-    return name
-
-
-def instruction_of(name: str) -> str:
-    """Return a task's text; ValueError if there is no such task."""
-    return metaworld_tasks.INSTRUCTIONS[check_task(name).partition("/")[2]]
-
-
-def contract_of(name: str, options: SimulatorOptions = DEFAULT_OPTIONS) -> Contract:
-    """Return a task's contract under some options; ValueError if there is no such task or it cannot do that."""
-    check_task(name)
-    return metaworld_tasks.contract(options)
+    family.check(task)
+    return family
 
 
 def make_simulator(name: str, options: SimulatorOptions = DEFAULT_OPTIONS) -> Simulator:
     """Make an environment, in this process.
 
     Raises:
-        ValueError: as `contract_of`.
+        ValueError: if there is no such task, or it cannot run with these options.
         SimulatorError: if the machine lacks something the simulator needs.
     """
-    contract = contract_of(name, options)
-    return metaworld.MetaWorld(name.partition("/")[2], contract, end_at_success=options.end_at_success)
+    family = family_of(name)
+    if problem := family.missing():
+        raise SimulatorError(problem)
+    family.prepare()
+    return family.make(name.partition("/")[2], options)
 
 
 def open_pool(
@@ -66,23 +72,28 @@ def open_pool(
     processes: int = 1,
     options: SimulatorOptions | None = None,
     deadlines: Deadlines | None = None,
-    recycle_after: int = 0,
 ) -> SimulatorPool:
     """Open a pool of a task's environments; see `SimulatorPool`.
 
     Raises:
-        ValueError: as `contract_of`.
+        ValueError: if there is no such task.
     """
-    options = options or DEFAULT_OPTIONS
-    contract_of(name, options)
-    prepare_process()  # the fork server inherits what it sets
+    family = family_of(name)
+    family.prepare()  # worker processes inherit what it sets
     return SimulatorPool(
         name,
         rows,
         make=make_simulator,
-        preload=PRELOAD,
+        preload=family.preload,
         processes=processes,
         options=options,
         deadlines=deadlines,
-        recycle_after=recycle_after,
+        recycling=family.recycling,
     )
+
+
+def contract_of(name: str, options: SimulatorOptions = DEFAULT_OPTIONS) -> Contract:
+    """Return a MetaWorld task's contract, which is known without the simulator; ValueError for other tasks."""
+    if not isinstance(family_of(name), MetaWorldFamily):
+        raise ValueError(f"the contract of '{name}' is known to its simulator alone: ask a pool")
+    return metaworld_tasks.contract(options)

@@ -13,7 +13,8 @@ from common.prepared import PreparedDataset
 from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.prepare import prepare_dataset
 from services.env.producers.demos import write_demonstrations
-from services.env.simulators.registry import contract_of, instruction_of, make_simulator
+from services.env.simulators.metaworld_tasks import INSTRUCTIONS
+from services.env.simulators.registry import contract_of, make_simulator
 
 TASK = "metaworld/reach-v3"
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def test_demonstrations_replay_to_success_and_carry_the_environments_contract(tm
     manifest = prepare_dataset(tmp_path / "set", store)
     assert manifest.contract == contract_of(TASK)
     assert [fault for fault in manifest.faults if fault.where != "action"] == []  # reach never moves its gripper
-    assert {episode.instruction for episode in manifest.episodes} == {instruction_of(TASK)}
+    assert {episode.instruction for episode in manifest.episodes} == {INSTRUCTIONS[TASK.partition("/")[2]]}
     assert manifest.statistics.action.max[0] <= 1.0
 
     data, simulator = PreparedDataset(manifest, store.path), make_simulator(TASK)

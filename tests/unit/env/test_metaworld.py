@@ -12,7 +12,7 @@ pytest.importorskip("metaworld")
 
 from joynexus.contract import Camera
 from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
-from services.env.simulators import metaworld
+from services.env.simulators import metaworld, rendering
 from services.env.simulators.metaworld import MetaWorld, expert
 from services.env.simulators.metaworld_tasks import INSTRUCTIONS
 from services.env.simulators.registry import contract_of, make_simulator, open_pool
@@ -145,19 +145,17 @@ def test_without_opengl_the_missing_package_is_named_and_states_still_work() -> 
     )
     shape, error = run.stdout.strip().splitlines()
     assert shape == "(39,)"
-    assert (
-        error == "SimulatorError no OpenGL library is installed to draw pictures with: install " + metaworld._PACKAGES
-    )
+    assert error == "SimulatorError no OpenGL library is installed to draw pictures with: install " + rendering.PACKAGES
 
 
 def test_the_renderer_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     for present, expected in (("libEGL libOSMesa", "egl"), ("libOSMesa", "osmesa"), ("", "disabled")):
-        monkeypatch.setattr(metaworld, "_loads", lambda name, present=present: name.split(".")[0] in present)
+        monkeypatch.setattr(rendering, "_loads", lambda name, present=present: name.split(".")[0] in present)
         monkeypatch.delenv("MUJOCO_GL", raising=False)
-        assert metaworld.choose_renderer() == expected
+        assert rendering.choose_renderer() == expected
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    assert metaworld.choose_renderer() == "osmesa"
+    assert rendering.choose_renderer() == "osmesa"
 
 
 def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from joynexus.simulation.interface import SimObservation, SimulatorError, StepResult
 from joynexus.simulation.pool import Deadlines, Lost, SimulatorPool
+from joynexus.simulation.process import Recycling
 from services.env.simulators.registry import open_pool
 from tests.unit.env import fakes
 
@@ -28,7 +29,7 @@ def counting(rows: int, processes: int, recycle_after: int = 0) -> Iterator[Simu
         rows,
         processes=processes,
         deadlines=QUICK,
-        recycle_after=recycle_after,
+        recycling=Recycling(episodes=recycle_after),
         make=fakes.make_counting,
     ) as pool:
         yield pool
