@@ -60,7 +60,6 @@ def run(settings: EnvSettings) -> None:
     simulators = [name for name, problem in families.items() if not problem]
     mounted = find_mounted(settings.datasets_dir)
     detail = {"mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
-    detail |= {f"no {name}": problem for name, problem in problems.items() if problem}
     for name, problem in families.items():
         made_of = ", ".join(f"{package} {version}" for package, version in FAMILIES[name].software().items())
         detail[name] = problem or made_of
