@@ -1,0 +1,1 @@
+"""Reinforcement learning: from trajectories to one pass over them."""
