@@ -160,6 +160,7 @@ def run_episodes(
     attempts: int = ATTEMPTS,
     on_step: Callable[[Question, Actions, StepResult], None] | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> list[EpisodeResult]:
     """Run one episode for each seed.
 
@@ -177,6 +178,7 @@ def run_episodes(
         attempts: how often an episode is tried whose environment is lost.
         on_step: told each executed chunk; after a loss the episode starts again with `question.step` 0.
         on_episode: told each result, in the order in which episodes end.
+        alive: called before each round of resets, questions and chunks; raises if the episodes are not wanted any more.
 
     Returns:
         Results in the order of `seeds`. An episode whose environment was lost in every attempt has failed, and says so.
@@ -206,6 +208,7 @@ def run_episodes(
             end(lost.result(f"the simulator was lost {attempts} times: it {reason}"))
 
     while waiting or live or cut_off:
+        alive()
         fresh = {}
         for row in range(pool.rows):
             if row not in live and waiting:

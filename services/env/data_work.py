@@ -25,6 +25,7 @@ from common.prepared import PreparedDataset, training_indices
 from joynexus.contract import first_difference
 from joynexus.datasets import DatasetManifest, Fault
 from joynexus.seeds import derived_seed
+from joynexus.simulation.asking import Asker
 from joynexus.specs import NAME_PATTERN
 from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import (
@@ -36,7 +37,6 @@ from joynexus.wire.back import (
     SampleIndices,
 )
 from joynexus.wire.front import ActionError, FileEntry
-from services.env.asking import Asker
 from services.env.datasets.prepare import prepare_dataset
 from services.env.datasets.report import DatasetError
 from services.env.producers.action_error import ActionErrors
@@ -172,7 +172,7 @@ class DataWork:
             pictures = [data.images(int(step)) for step in part]
             images = [np.stack(views) for views in zip(*pictures, strict=True)]
             draws = [derived_seed("recorded", int(step)) for step in part]
-            errors.add(recorded, ask(recorded.state, images, recorded.instructions, draws))
+            errors.add(recorded, ask(recorded.state, images, recorded.instructions, draws).actions)
         return ActionError(version=message.version, **errors.result()._asdict())
 
     def _manifest(self, digest: str) -> DatasetManifest:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from joynexus.contract import Camera, Contract
 from joynexus.datasets import DatasetManifest, EpisodeEntry
+from joynexus.statistics import compute_statistics
 from services.env.datasets.check import Scan, scan_dataset
 from services.env.datasets.pictures import Picture, decode_column, decode_video
-from services.env.datasets.statistics import compute_statistics
 
 
 class BlobSink(Protocol):

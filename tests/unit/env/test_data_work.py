@@ -10,6 +10,7 @@ import pytest
 from common.blobs import BlobStore, BlobStoreFullError
 from common.prepared import PreparedDataset
 from joynexus.datasets import DatasetManifest
+from joynexus.simulation.asking import Answer
 from joynexus.specs import PolicySpec
 from joynexus.wire import ErrorCode, JoyNexusError
 from joynexus.wire.back import EvaluateActions, PrepareDataset, SampleIndices
@@ -202,12 +203,12 @@ def test_a_policy_that_repeats_the_recordings_has_no_error(tmp_path: Path, blobs
     data = PreparedDataset(manifest, blobs.fetch)
     recorded = data.batch(data.sample_range([2]), CHUNK)
 
-    def ask(states: np.ndarray, images: list[np.ndarray], instructions: list[str], seeds: list[int]) -> np.ndarray:
+    def ask(states: np.ndarray, images: list[np.ndarray], instructions: list[str], seeds: list[int]) -> Answer:
         assert len(set(seeds)) == len(states)
         assert [image.shape for image in images] == [(len(states), sets.SIDE, sets.SIDE, 3)]
         assert set(instructions) == {"task 0"}
         rows = [int(np.flatnonzero((recorded.state == state).all(1))[0]) for state in states]
-        return recorded.action[rows] + np.float32(0.5)
+        return Answer(4, recorded.action[rows] + np.float32(0.5))
 
     message = evaluation(manifest, digest)
     result = work.compare(message, ask).result  # type: ignore[arg-type]  # a function instead of an Asker

@@ -8,9 +8,9 @@ import pytest
 
 from common.blobs import BlobStore
 from common.prepared import PreparedDataset
+from joynexus.statistics import compute_statistics
 from services.env.datasets.check import check_dataset
 from services.env.datasets.prepare import prepare_dataset
-from services.env.datasets.statistics import compute_statistics
 from services.env.datasets.writer import LeRobotWriter
 from services.env.encoding import write_video
 from tests.unit.env import sets

@@ -1,4 +1,4 @@
-"""Exact normalisation statistics of a data set.
+"""Exact normalisation statistics.
 
 In: state and action arrays of all episodes. Out: `Statistics`. Never: an estimate merged from the statistics of
 episodes (quantiles cannot be merged exactly) or those that a set brings along.
@@ -22,16 +22,17 @@ def compute_statistics(
     Args:
         states: [T, S] of each episode.
         actions: [T, A] of each episode.
-
-    Returns:
-        Mean, population standard deviation, extremes, and the 1 % and 99 % quantiles (linear between neighbours, as
-        numpy's default), in float64.
     """
     state, action = np.concatenate(states), np.concatenate(actions)
-    return Statistics(count=len(state), state=_of_vector(state), action=_of_vector(action))
+    return Statistics(count=len(state), state=vector_statistics(state), action=vector_statistics(action))
 
 
-def _of_vector(values: npt.NDArray[np.float32]) -> VectorStatistics:
+def vector_statistics(values: npt.NDArray[np.float32]) -> VectorStatistics:
+    """Return, for each column of [T, D], statistics in float64.
+
+    They are mean, population standard deviation, extremes, and the 1 % and 99 % quantiles (linear between neighbours,
+    as numpy's default).
+    """
     columns = [column.astype(np.float64) for column in values.T]  # one at a time: memory stays within one column
     quantiles = [np.quantile(column, [0.01, 0.99]) for column in columns]
     return VectorStatistics(
