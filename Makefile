@@ -20,16 +20,16 @@ help:  ## this list
 install: $(STAMP)  ## virtual environment with all roles, MetaWorld and the tools for development
 
 $(STAMP): pyproject.toml scripts/install.sh scripts/system_packages.sh
-	@scripts/system_packages.sh metaworld
+	@scripts/system_packages.sh $(VENV) metaworld
 	@scripts/install.sh $(VENV) base $(PIP_ARGS)
 	@touch $@
 
 install-simulators: install  ## ManiSkill and LIBERO as well (some 3 GB)
-	@scripts/system_packages.sh metaworld maniskill libero
+	@scripts/system_packages.sh $(VENV) metaworld maniskill libero
 	@scripts/install.sh $(VENV) simulators $(PIP_ARGS)
 
-system-packages:  ## libraries the simulators render with (needs root; otherwise says which are missing)
-	@scripts/system_packages.sh metaworld maniskill libero
+system-packages: install  ## libraries the simulators render with (needs root; otherwise says which are missing)
+	@scripts/system_packages.sh $(VENV) metaworld maniskill libero
 
 demo: install  ## from demonstrations to a measured policy, on a cluster of its own
 	@$(PY) -m examples.demo </dev/null

@@ -16,9 +16,11 @@ from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOp
 from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.simulators import metaworld_tasks
 from services.env.simulators.family import Family
+from services.env.simulators.libero import LiberoFamily
+from services.env.simulators.maniskill import ManiSkillFamily
 from services.env.simulators.metaworld import MetaWorldFamily
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MetaWorldFamily(),)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (MetaWorldFamily(), ManiSkillFamily(), LiberoFamily())}
 DEFAULT_OPTIONS = SimulatorOptions()
 
 

@@ -13,7 +13,7 @@ from services.env.simulators.registry import contract_of, task_names
 
 
 def test_all_fifty_tasks_have_a_text_of_their_own() -> None:
-    assert len(task_names()) == 50
+    assert sum(name.startswith("metaworld/") for name in task_names()) == 50
     assert len(set(INSTRUCTIONS.values())) == 50
     assert INSTRUCTIONS["reach-v3"] == "move the gripper to the goal"
 
