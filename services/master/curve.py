@@ -15,8 +15,8 @@ from joynexus.wire import ErrorCode
 from services.master.ops import Op
 
 
-class Curve:
-    """One curve.
+class LossCurve:
+    """The curve of a job that is trained on a data set.
 
     Attributes:
         losses: one a step.
@@ -80,14 +80,11 @@ class Curve:
         return [CurveRecord(tenant=self._tenant, job=self._job, first=first, gone=True) for first in self._firsts]
 
 
-def is_point(op: Op) -> bool:
-    """Tell whether an op is a step whose outcome is known, and not one that was given up with its job."""
+def is_outcome(op: Op) -> bool:
+    """Tell whether the outcome of an op is known, and not that it was given up with its job."""
     error = op.done.result.error if op.done else None
-    return (
-        op.record.kind == "train_step"
-        and op.done is not None
-        and not (op.done.skipped and error is not None and error.code is ErrorCode.CONFLICT)
-    )
+    given_up = op.done is not None and op.done.skipped and error is not None and error.code is ErrorCode.CONFLICT
+    return op.done is not None and not given_up
 
 
 def _loss(op: Op) -> float:

@@ -14,13 +14,13 @@ from joynexus.contract import first_difference
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
 from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import ActionsEvaluated, EvaluateActions, Rollout, RolloutDone
-from joynexus.wire.front import EvaluationResult, JobInfo
+from joynexus.wire.front import EpisodeResult, EvaluationResult, JobInfo
 from services.master.catalog import contract_of
 from services.master.intake import feature_scope
 from services.master.job import Job, Tools, mismatch
 from services.master.outbox import refuse
 from services.master.plan import compile_evaluation, summarize
-from services.master.tasks import DATASETS, EnvAnswer, Task
+from services.master.tasks import DATASETS, EnvAnswer, Task, simulator_need, whoever_serves
 
 
 class EvaluationJob(Job):
@@ -63,7 +63,7 @@ class EvaluationJob(Job):
 
     def _run(self, page: int) -> None:
         policy = self.tools.policies.get(self.tenant, self.spec.policy)
-        seeds = self._plan.seeds(page)
+        env, seeds = self._plan.task(page), self._plan.seeds(page)
 
         def make(task: str, attempt: int) -> Rollout:
             return Rollout(
@@ -74,7 +74,7 @@ class EvaluationJob(Job):
                 version=self.record.version,
                 contract=policy.spec.contract,
                 chunk=policy.spec.chunk,
-                env=self.spec.tasks[0],
+                env=env,
                 seeds=seeds,
                 videos=self._plan.recorded(page),
                 episode_limit=self.spec.episode_limit,
@@ -103,7 +103,7 @@ class EvaluationJob(Job):
             tenant=self.tenant,
             policy=policy.name,
             version=self.record.version,
-            need=self._family,
+            need=simulator_need(self.tenant, env),
             answer=RolloutDone,
             make=make,
             done=done,
@@ -124,21 +124,25 @@ class EvaluationJob(Job):
                 self.tools.holdings.hold(self.tenant, digest, nbytes)
 
     def _summary(self) -> EvaluationResult:
-        pages = [self._pages[page] for page in range(self._plan.pages)]
-        episodes = tuple(episode for page in pages for episode in page.episodes)
-        return summarize(self.record.version, episodes, pages[0].contract_digest, pages[0].software)
-
-    @property
-    def _family(self) -> str:
-        return self.spec.tasks[0].partition("/")[0]
+        tasks: dict[str, list[EpisodeResult]] = {env: [] for env in self._plan.tasks}
+        contracts: dict[str, str] = {}
+        software: dict[str, str] = {}
+        for number in range(self._plan.pages):
+            env, page = self._plan.task(number), self._pages[number]
+            tasks[env] += page.episodes
+            contracts[env] = page.contract_digest
+            software |= page.software
+        return summarize(self.record.version, tasks, contracts, software)
 
     def _release(self) -> None:
         self.tools.env.cancel(self._tasks.values())
         self._tasks.clear()
 
     def _missing(self) -> str:
-        if not self.tools.env.serves(self._family):
-            return f"an env worker that serves {self._family}"
+        left = (page for page in range(self._plan.pages) if page not in self._pages)
+        for env in dict.fromkeys(self._plan.task(page) for page in left):
+            if not self.tools.env.serves(simulator_need(self.tenant, env)):
+                return whoever_serves(env)
         policy = self.tools.policies.get(self.tenant, self.spec.policy)
         return missing_inference(self.tools, policy.spec.backbone)
 
@@ -148,7 +152,7 @@ class EvaluationJob(Job):
         return msgspec.structs.replace(
             basic,
             done=sum(len(page.episodes) for page in self._pages.values()),
-            total=self.spec.episodes,
+            total=self.spec.episodes * len(self.spec.tasks),
             evaluation=None if brief else self._result,
         )
 

@@ -17,6 +17,7 @@ from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
 from services.master.checks import check_job
+from services.master.driving_job import DrivingJob
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
 from services.master.job import Job, Tools, dataset_key, policy_key
@@ -127,13 +128,13 @@ class Jobs:
     def op_arrived(self, policy: Policy, op: Op) -> None:
         """An op's outcome is known; it may mean that those behind it must not be done."""
         job = self._jobs.get(policy.tenant, {}).get(op.record.job) if op.record.job else None
-        if isinstance(job, TrainingJob):
+        if isinstance(job, DrivingJob):
             job.op_arrived(policy, op)
 
     def op_finished(self, policy: Policy, op: Op) -> None:
         """An op's outcome is durable."""
         job = self._jobs.get(policy.tenant, {}).get(op.record.job) if op.record.job else None
-        if isinstance(job, TrainingJob):
+        if isinstance(job, DrivingJob):
             job.op_finished(policy, op)
 
     def covering(self, policy: Policy, seq: int) -> Sequence[Record]:
@@ -146,9 +147,8 @@ class Jobs:
         records: list[Record] = []
         for name, ops in by_job.items():
             job = self._jobs.get(policy.tenant, {}).get(name)
-            curve = job.fold(ops) if isinstance(job, TrainingJob) else None
-            if curve is not None:
-                records.append(curve)
+            if isinstance(job, DrivingJob):
+                records += job.fold(ops)
         return records
 
     def covered(self, policy: Policy) -> None:
@@ -186,14 +186,14 @@ class Jobs:
         owner = self._jobs.get(record.tenant, {}).get(record.job)
         if isinstance(owner, EvaluationJob) and isinstance(record, PageRecord):
             owner.restore_page(record)
-        elif isinstance(owner, TrainingJob) and isinstance(record, CurveRecord):
+        elif isinstance(owner, DrivingJob) and isinstance(record, CurveRecord):
             owner.restore_curve(record)
 
     def resume(self) -> None:
         """Everything is restored: go on with every job that has not ended, the oldest first."""
         jobs = [job for jobs in self._jobs.values() for job in jobs.values()]
         for job in jobs:
-            if isinstance(job, TrainingJob):
+            if isinstance(job, DrivingJob):
                 job.restore_ops()
         for job in sorted(jobs, key=lambda job: job.record.ended_s):
             if job.ended:

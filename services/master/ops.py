@@ -94,6 +94,11 @@ class Op:
         rollouts = sum(nbytes for _, nbytes in self.record.rollouts) if isinstance(rl, RlEpoch) and not rl.epoch else 0
         return self.record.payload_nbytes or self.record.blob_nbytes or rollouts
 
+    @property
+    def told(self) -> bool:
+        """Its outcome is durable."""
+        return self.state in (OpState.REPLIED, OpState.FAILED)
+
     def move(self, to: OpState, why: str) -> None:
         """Go to another state.
 

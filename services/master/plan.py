@@ -7,22 +7,33 @@ number and a restart needs nothing else. Never: state.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from joynexus.specs import EvaluateSpec, SftSpec
-from joynexus.wire.front import EpisodeResult, EvaluationResult
+from joynexus.seeds import derived_seed
+from joynexus.specs import EvaluateSpec, GrpoSpec, RlSpec, SftSpec
+from joynexus.wire.front import EpisodeResult, EvaluationResult, TaskResult
 
 _PAGE_INDICES = 65_536
+_ENDED = frozenset({"", "limit", "terminated"})
+"""What `EpisodeResult.failure` says of an episode that ended; of one that could not be run it says why."""
 _Z95 = 1.959963984540054
 
 
 class PlannedOp(msgspec.Struct, frozen=True):
-    """One op of a training job; `step` counts optimizer steps from 0, for a `train_step`."""
+    """One op of a job that trains.
 
-    kind: Literal["train_step", "publish"]
+    Attributes:
+        step: of a `train_step`, counts from 0.
+        update, epoch: of an `rl_epoch`, count from 0.
+    """
+
+    kind: Literal["train_step", "publish", "rl_begin", "rl_epoch"]
     step: int = 0
+    update: int = 0
+    epoch: int = 0
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +75,82 @@ def compile_training(spec: SftSpec, *, initial: bool, page_steps: int) -> Traini
     return TrainingPlan(steps=spec.steps, initial=initial, final=spec.publish, page_steps=min(page_steps, fitting))
 
 
-class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The pages of an evaluation: seeds that are run together, so that their rows act together."""
+class RlPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """An RL job: it begins, publishes, and then each update is some epochs over its rollouts and a publish.
 
+    Attributes:
+        updates: how many there are, at most.
+        epochs: of each update.
+        episodes: of each update.
+        group: consecutive episodes that start from the same seed: an advantage group.
+        page_episodes: episodes that are run together, whole advantage groups.
+        first_seed, seed: of the spec.
+    """
+
+    updates: int
+    epochs: int
+    episodes: int
+    group: int
+    page_episodes: int
+    first_seed: int
+    seed: int
+
+    @property
+    def total(self) -> int:
+        """Number of ops."""
+        return 2 + self.updates * (self.epochs + 1)
+
+    def op(self, index: int) -> PlannedOp:
+        """Return the op at a position, counted from 0."""
+        if index == 0:
+            return PlannedOp("rl_begin")
+        update, epoch = divmod(index - 2, self.epochs + 1)
+        if index == 1 or epoch == self.epochs:
+            return PlannedOp("publish")
+        return PlannedOp("rl_epoch", update=update, epoch=epoch)
+
+    def last_epoch(self, update: int) -> int:
+        """Return the position of an update's last epoch."""
+        return 1 + (update + 1) * (self.epochs + 1) - 1
+
+    @property
+    def pages(self) -> int:
+        """Rollouts of each update."""
+        return -(-self.episodes // self.page_episodes)
+
+    def page(self, number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the seeds that a rollout's episodes start from, and the seeds of what is drawn in them."""
+        update, page = divmod(number, self.pages)
+        first = page * self.page_episodes
+        places = range(first, min(first + self.page_episodes, self.episodes))
+        episodes = [update * self.episodes + place for place in places]
+        seeds = tuple(self.first_seed + episode // self.group for episode in episodes)
+        return seeds, tuple(derived_seed("episode", self.seed, episode) for episode in episodes)
+
+
+def compile_rl(spec: RlSpec, *, rollout_episodes: int) -> RlPlan:
+    """Lay out an RL job; a rollout has about `rollout_episodes` episodes, and whole advantage groups."""
+    group = spec.algorithm.group_size if isinstance(spec.algorithm, GrpoSpec) else 1
+    return RlPlan(
+        updates=spec.updates,
+        epochs=spec.algorithm.epochs,
+        episodes=spec.episodes,
+        group=group,
+        page_episodes=group * max(1, rollout_episodes // group),
+        first_seed=spec.first_seed,
+        seed=spec.seed,
+    )
+
+
+def has_ended(episode: EpisodeResult) -> bool:
+    """Tell whether an episode ended, or could not be run."""
+    return episode.failure in _ENDED
+
+
+class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The pages of an evaluation, task by task: seeds that are run together, so that their rows act together."""
+
+    tasks: tuple[str, ...]
     first_seed: int
     episodes: int
     videos: int
@@ -75,11 +159,19 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pages(self) -> int:
         """Number of pages."""
+        return len(self.tasks) * self._of_task
+
+    @property
+    def _of_task(self) -> int:
         return -(-self.episodes // self.page_episodes)
+
+    def task(self, page: int) -> str:
+        """Return a page's simulator task."""
+        return self.tasks[page // self._of_task]
 
     def seeds(self, page: int) -> tuple[int, ...]:
         """Return a page's seeds."""
-        first = page * self.page_episodes
+        first = page % self._of_task * self.page_episodes
         return tuple(range(self.first_seed + first, self.first_seed + min(first + self.page_episodes, self.episodes)))
 
     def recorded(self, page: int) -> tuple[int, ...]:
@@ -90,14 +182,36 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
 def compile_evaluation(spec: EvaluateSpec, *, page_episodes: int) -> EvaluationPlan:
     """Lay out an evaluation."""
     return EvaluationPlan(
-        first_seed=spec.first_seed, episodes=spec.episodes, videos=spec.videos, page_episodes=page_episodes
+        tasks=spec.tasks,
+        first_seed=spec.first_seed,
+        episodes=spec.episodes,
+        videos=spec.videos,
+        page_episodes=page_episodes,
     )
 
 
 def summarize(
-    version: int, episodes: tuple[EpisodeResult, ...], contract_digest: str, software: dict[str, str]
+    version: int, tasks: Mapping[str, Sequence[EpisodeResult]], contracts: Mapping[str, str], software: dict[str, str]
 ) -> EvaluationResult:
-    """Turn episodes (at least one, in seed order) into the result of an evaluation."""
+    """Turn episodes (of each task at least one, in seed order) into the result of an evaluation.
+
+    Args:
+        tasks: episodes by task.
+        contracts: digest of each task's contract.
+        software: versions that made these numbers.
+    """
+    by_task = tuple(_task_result(env, episodes, contracts[env]) for env, episodes in tasks.items())
+    results = tuple(
+        msgspec.structs.replace(episode, env=env) if len(tasks) > 1 else episode
+        for env, episodes in tasks.items()
+        for episode in episodes
+    )
+    whole = _task_result("", results, by_task[0].contract_digest)
+    fields = {field: getattr(whole, field) for field in TaskResult.__struct_fields__ if field != "env"}
+    return EvaluationResult(version=version, software=software, results=results, tasks=by_task, **fields)
+
+
+def _task_result(env: str, episodes: Sequence[EpisodeResult], contract_digest: str) -> TaskResult:
     count = len(episodes)
     successes = sum(episode.success for episode in episodes)
     low, high = wilson(successes, count)
@@ -106,8 +220,8 @@ def summarize(
         if not episode.success:
             reason = episode.failure or "limit"
             failures[reason] = failures.get(reason, 0) + 1
-    return EvaluationResult(
-        version=version,
+    return TaskResult(
+        env=env,
         successes=successes,
         episodes=count,
         success=successes / count,
@@ -117,8 +231,6 @@ def summarize(
         mean_reward=math.fsum(episode.reward for episode in episodes) / count,
         failures=failures,
         contract_digest=contract_digest,
-        software=software,
-        results=episodes,
     )
 
 

@@ -3,8 +3,9 @@
 In: tasks of jobs and data sets, answers, lost workers. Out: work for whoever serves what a task needs and has credit,
 the tenant that used least first. Never: a scan over tasks, or an answer to an earlier attempt.
 
-A task needs one thing of a worker: a simulator family (`metaworld`), `datasets`, `sampler`, or the folder of a mounted
-data set (`mounted:<name>`). Its lane of credit follows: `simulator` for families, `data` for all others.
+A task needs one thing of a worker: a simulator family (`metaworld`), a tenant's own environment (`own:<tenant>:<name>`,
+see `hosted.py`), `datasets`, `sampler`, or the folder of a mounted data set (`mounted:<name>`). Its lane of credit
+follows: `simulator` for families and environments, `data` for all others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from joynexus.wire import ErrorCode, Failure, Message, failure, kind_of
-from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone
+from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone, SimulatorDescribed
+from joynexus.wire.hosted import OWN
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
@@ -27,12 +29,26 @@ DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 _NEW_COST = 0.2
 """Weight of a task's seconds in what the next one is expected to take."""
 
-EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated
+EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated | SimulatorDescribed
 
 
 def lane_of(need: str) -> str:
     """Return the lane of credit in which a need is served."""
     return "data" if need in (DATASETS, SAMPLER) or need.startswith(MOUNTED) else "simulator"
+
+
+def simulator_need(tenant: str, env: str) -> str:
+    """Return what a worker must serve to run a simulator task of a tenant."""
+    family, _, name = env.partition("/")
+    return f"{OWN}:{tenant}:{name}" if family == OWN else family
+
+
+def whoever_serves(env: str) -> str:
+    """Name the worker that a simulator task waits for, as a clause."""
+    family = env.partition("/")[0]
+    if family == OWN:
+        return f"{env}: start it with `joynexus env serve`"
+    return f"an env worker that serves {family}"
 
 
 class Task(msgspec.Struct, kw_only=True, eq=False):

@@ -671,7 +671,7 @@ def test_the_largest_evaluation_fits_into_a_message() -> None:
         for n in range(checks.MAX_EPISODES)
     )
     spec = evaluation(episodes=checks.MAX_EPISODES)
-    result = summarize(1, episodes, "c" * 64, {})
+    result = summarize(1, {"metaworld/x": episodes}, {"metaworld/x": "c" * 64}, {})
     encode(JobInfo(job="j", spec=spec, state="succeeded", done=1, total=1, evaluation=result), id="x")
 
 
@@ -813,7 +813,7 @@ def test_a_summary_names_reasons_of_failure() -> None:
         EpisodeResult(seed=i, success=i == 0, steps=10 * i, reward=1.0, failure="" if i == 0 else "terminated")
         for i in range(4)
     )
-    result = summarize(7, episodes, "c", {})
+    result = summarize(7, {"metaworld/x": episodes}, {"metaworld/x": "c"}, {})
     assert (result.version, result.failures, result.mean_steps) == (7, {"terminated": 3}, 15.0)
 
 
