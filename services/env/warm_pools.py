@@ -1,65 +1,129 @@
-"""Pools of simulators that stand ready for the next task.
+"""Simulators that stand ready for the next task.
 
-In: a task and how to run it. Out: a pool, lent for as long as it is used. Never: a simulator made anew while one that
-fits stands idle, or more worker processes than the limit.
+In: a task, how to run it, how many rows are of use. Out: a pool of them, lent for as long as it is used. Never: more
+worker processes at work than the limit, or a simulator made anew while one that fits stands idle.
+
+Making an environment costs seconds to a minute of CPU, an idle one costs memory alone. So as many processes again as
+may work stay idle while there is memory, and two tasks that take turns do not push each other out. Who goes first is
+who has been idle for longest, counted in times of its own making.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
 
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.simulation.pool import Deadlines, SimulatorPool
-from services.env.simulators.registry import open_pool
+from services.env.simulators.registry import family_of, open_pool
 
-ROWS = 8  # environments of a worker process: their questions go to the policy together
+_LOOK_S = 1.0
+_MIN_MAKE_S = 0.1
+_SHORT_OF_MEMORY = 0.2  # of the machine's memory
+
+
+class _Idle(NamedTuple):
+    """A pool of one process that nobody uses."""
+
+    key: tuple[str, SimulatorOptions]
+    pool: SimulatorPool
+    since: float
+
+    def times_made(self, now: float) -> float:
+        """How often it could have been made while it was idle."""
+        return (now - self.since) / max(self.pool.make_s, _MIN_MAKE_S)
 
 
 class WarmPools:
-    """Pools that stand ready for the next task, one worker process each.
+    """Lends pools.
 
     Args:
-        limit: pools alive at once; an idle one of another task makes room.
+        limit: worker processes at work at once.
         deadlines: for each kind of call.
     """
 
     def __init__(self, limit: int, deadlines: Deadlines) -> None:
         self._limit, self._deadlines = limit, deadlines
-        self._lock = threading.Lock()
-        self._idle: list[tuple[tuple[str, SimulatorOptions], SimulatorPool]] = []
+        self._changed = threading.Condition()
+        self._idle: list[_Idle] = []
         self._lent = 0
 
     @contextmanager
-    def lend(self, task: str, options: SimulatorOptions) -> Iterator[SimulatorPool]:
-        """Lend a pool of `ROWS` rows; one that was in use when an exception came is thrown away."""
-        key = (task, options)
-        with self._lock:
-            fitting = next((index for index, (other, _) in enumerate(self._idle) if other == key), None)
-            pool = self._idle.pop(fitting)[1] if fitting is not None else None
-            self._lent += 1
-            surplus = len(self._idle) + self._lent - self._limit
-            dropped = [self._idle.pop(0)[1] for _ in range(min(max(0, surplus), len(self._idle)))]
-        for other in dropped:
-            other.close()
+    def lend(
+        self, task: str, options: SimulatorOptions, *, rows: int = 1, alive: Callable[[], None] = lambda: None
+    ) -> Iterator[SimulatorPool]:
+        """Lend a pool of a task, once a process may work.
+
+        One that was in use when an exception came is thrown away.
+
+        Args:
+            task: its name.
+            options: cameras and episode limit.
+            rows: how many are of use. A pool has as many processes as that takes, but at most half of those that may
+                still work, rounded up: whoever comes next finds some. Results never depend on it.
+            alive: called now and then while this waits; what it raises ends the waiting.
+
+        Raises:
+            ValueError: if there is no such task.
+        """
+        key, family = (task, options), family_of(task)
+        count, fitting = self._take(key, -(-rows // family.rows), alive)
+        lent = [idle.pool for idle in fitting]
         try:
-            if pool is None:
-                pool = open_pool(task, ROWS, options=options, deadlines=self._deadlines)
-            yield pool
+            while len(lent) < count:
+                lent.append(open_pool(task, family.rows, options=options, deadlines=self._deadlines))
+            yield SimulatorPool.joined(lent)
         except BaseException:
-            if pool is not None:
+            self._give_back(count, [])
+            for pool in lent:
                 pool.close()
-            with self._lock:
-                self._lent -= 1
             raise
-        with self._lock:
-            self._lent -= 1
-            self._idle.append((key, pool))
+        now = monotonic()
+        self._give_back(count, [_Idle(key, pool, now) for pool in lent])
 
     def close(self) -> None:
-        """End all idle pools."""
-        with self._lock:
+        """End all idle processes."""
+        with self._changed:
             idle, self._idle = self._idle, []
-        for _, pool in idle:
-            pool.close()
+        for one in idle:
+            one.pool.close()
+
+    def _take(
+        self, key: tuple[str, SimulatorOptions], wanted: int, alive: Callable[[], None]
+    ) -> tuple[int, list[_Idle]]:
+        """Return how many processes may work now, and those of them that are there; push out others for the rest."""
+        with self._changed:
+            while self._lent >= self._limit:
+                self._changed.wait(_LOOK_S)
+                alive()
+            count = min(wanted, (self._limit - self._lent + 1) // 2)
+            fitting = [idle for idle in reversed(self._idle) if idle.key == key][:count]
+            self._lent += count
+            self._idle = [idle for idle in self._idle if idle not in fitting]
+            surplus = self._lent + len(self._idle) - self._limit * (1 if _short_of_memory() else 2)
+            now = monotonic()
+            oldest = sorted(self._idle, key=lambda idle: idle.times_made(now), reverse=True)[: max(0, surplus)]
+            self._idle = [idle for idle in self._idle if idle not in oldest]
+        for idle in oldest:
+            idle.pool.close()
+        return count, fitting
+
+    def _give_back(self, count: int, idle: list[_Idle]) -> None:
+        with self._changed:
+            self._lent -= count
+            self._idle += idle
+            self._changed.notify_all()
+
+
+def _short_of_memory() -> bool:
+    """Tell whether little of this machine's memory is left (Linux; of a container's limit it knows nothing)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return False
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return kib.get("MemAvailable", 0) < _SHORT_OF_MEMORY * kib.get("MemTotal", 0)
