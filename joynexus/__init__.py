@@ -29,10 +29,17 @@ if TYPE_CHECKING:
     from joynexus.contract import Camera as Camera
     from joynexus.contract import Contract as Contract
     from joynexus.contract import Statistics as Statistics
+    from joynexus.specs import CriticSpec as CriticSpec
     from joynexus.specs import EvaluateDatasetSpec as EvaluateDatasetSpec
     from joynexus.specs import EvaluateSpec as EvaluateSpec
+    from joynexus.specs import ExplorationSpec as ExplorationSpec
+    from joynexus.specs import GrpoSpec as GrpoSpec
     from joynexus.specs import OptimizerSpec as OptimizerSpec
+    from joynexus.specs import PipelineSpec as PipelineSpec
     from joynexus.specs import PolicySpec as PolicySpec
+    from joynexus.specs import PpoSpec as PpoSpec
+    from joynexus.specs import RlPolicy as RlPolicy
+    from joynexus.specs import RlSpec as RlSpec
     from joynexus.specs import SftPolicy as SftPolicy
     from joynexus.specs import SftSpec as SftSpec
     from joynexus.specs import load_job as load_job
@@ -49,7 +56,8 @@ _HOMES = {
     ),
     "joynexus.contract": ("Camera", "Contract", "Statistics"),
     "joynexus.specs": (
-        "EvaluateDatasetSpec", "EvaluateSpec", "OptimizerSpec", "PolicySpec", "SftPolicy", "SftSpec", "load_job",
+        "CriticSpec", "EvaluateDatasetSpec", "EvaluateSpec", "ExplorationSpec", "GrpoSpec", "OptimizerSpec",
+        "PipelineSpec", "PolicySpec", "PpoSpec", "RlPolicy", "RlSpec", "SftPolicy", "SftSpec", "load_job",
     ),
     "joynexus.vla.exported": ("load_policy",),
     "joynexus.wire.errors": ("ErrorCode", "JoyNexusError"),

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _datasets, _jobs, _policies, _status
+from joynexus.cli import _admin, _cluster, _datasets, _jobs, _policies, _run, _status
 
 commands = typer.Typer(
     name="joynexus",
@@ -22,6 +22,7 @@ commands = typer.Typer(
 )
 _cluster.add_to(commands)
 commands.command()(_status.status)
+_run.add_to(commands)
 _policies.add_to(commands)
 commands.add_typer(_jobs.commands, name="jobs")
 commands.add_typer(_datasets.commands, name="datasets")

@@ -165,6 +165,8 @@ class AsyncClient(ClientVerbs[AsyncPolicy, AsyncJob]):
     move_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._move_policy)
     submit = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._submit)
     sft = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._sft)
+    rl = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._rl)
+    pipeline = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._pipeline)
     evaluate = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._evaluate)
     evaluate_dataset = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._evaluate_dataset)
     job = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._job)

@@ -20,7 +20,17 @@ from joynexus.client._jobs import Job, JobVerbs
 from joynexus.client._policy import Policy, PolicyVerbs
 from joynexus.contract import Contract, Statistics
 from joynexus.keys import ClusterFile
-from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PolicySpec, SftSpec, check_name
+from joynexus.specs import (
+    EvaluateDatasetSpec,
+    EvaluateSpec,
+    JobSpec,
+    PipelineSpec,
+    PolicySpec,
+    RlSpec,
+    SftSpec,
+    StageSpec,
+    check_name,
+)
 from joynexus.wire import JoyNexusError, Message
 from joynexus.wire.front import (
     ClusterStatus,
@@ -193,7 +203,7 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """
         message = SubmitJob(key=key or self._connection.new_key(), spec=spec)
         check_sendable(message)
-        if isinstance(spec, SftSpec) and spec.policy in self._handles:
+        if not isinstance(spec, EvaluateSpec | EvaluateDatasetSpec) and spec.policy in self._handles:
             # Our own loop would be the driver that the job waits for. While its ops run it stays that, rightly.
             with contextlib.suppress(JoyNexusError):
                 yield from self._handles[spec.policy]._release()
@@ -204,8 +214,16 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """Start supervised fine-tuning; the fields are those of `SftSpec`."""
         return (yield from self._submit(_spec(SftSpec, fields)))
 
+    def _rl(self, /, **fields: Any) -> Flow[JobT]:
+        """Start reinforcement learning in a simulator; the fields are those of `RlSpec`."""
+        return (yield from self._submit(_spec(RlSpec, fields)))
+
+    def _pipeline(self, policy: str, *stages: StageSpec) -> Flow[JobT]:
+        """Start several jobs on one policy, one after another."""
+        return (yield from self._submit(PipelineSpec(policy=policy, stages=stages)))
+
     def _evaluate(self, /, **fields: Any) -> Flow[JobT]:
-        """Start an evaluation in a simulator; the fields are those of `EvaluateSpec`."""
+        """Start an evaluation in simulators; the fields are those of `EvaluateSpec`."""
         return (yield from self._submit(_spec(EvaluateSpec, fields)))
 
     def _evaluate_dataset(self, /, **fields: Any) -> Flow[JobT]:
@@ -248,6 +266,8 @@ class Client(ClientVerbs[Policy, Job]):
     move_policy = blocking(ClientVerbs[Policy, Job]._move_policy)
     submit = blocking(ClientVerbs[Policy, Job]._submit)
     sft = blocking(ClientVerbs[Policy, Job]._sft)
+    rl = blocking(ClientVerbs[Policy, Job]._rl)
+    pipeline = blocking(ClientVerbs[Policy, Job]._pipeline)
     evaluate = blocking(ClientVerbs[Policy, Job]._evaluate)
     evaluate_dataset = blocking(ClientVerbs[Policy, Job]._evaluate_dataset)
     job = blocking(ClientVerbs[Policy, Job]._job)
@@ -281,7 +301,7 @@ class Client(ClientVerbs[Policy, Job]):
         return Job(self._connection, info, timeout_s=self._timeout_s)
 
 
-S = TypeVar("S", PolicySpec, SftSpec, EvaluateSpec, EvaluateDatasetSpec)
+S = TypeVar("S", PolicySpec, SftSpec, RlSpec, EvaluateSpec, EvaluateDatasetSpec)
 
 
 def _spec(type_: type[S], fields: dict[str, Any]) -> S:

@@ -1,6 +1,6 @@
 """A job as its tenant holds it: how far it is, what it found.
 
-In: the job's id. Out: its state, its loss curve, its result. Never: work of its own (jobs run in the cluster, whether
+In: the job's id. Out: its state, its curve, its result. Never: work of its own (jobs run in the cluster, whether
 anybody watches or not).
 """
 
@@ -17,7 +17,7 @@ from joynexus.client._flow import Flow, answered, blocking, paused, run
 from joynexus.client._io import Connection, answer_of
 from joynexus.specs import EvaluateSpec, JobSpec, PipelineSpec, RlSpec, SftSpec
 from joynexus.wire import ErrorCode, JoyNexusError, failure
-from joynexus.wire.front import ActionError, CancelJob, EvaluationResult, GetJob, JobInfo, ResumeJob
+from joynexus.wire.front import ActionError, CancelJob, EvaluationResult, GetJob, JobInfo, ResumeJob, UpdatePoint
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 AT_REST = ENDED | {"parked"}
@@ -37,6 +37,7 @@ class JobVerbs:
         self._timeout_s = timeout_s
         self._known = info
         self._losses: list[float] = list(info.losses)
+        self._updates: list[UpdatePoint] = list(info.updates)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {self._known.state})"
@@ -51,12 +52,18 @@ class JobVerbs:
         """The loss curve, one point an optimizer step, as of the last `info`, `progress` or `wait`."""
         return list(self._losses)
 
+    @property
+    def updates(self) -> list[UpdatePoint]:
+        """The learning curve of an RL job, one point an update; as of the same moment as `losses`."""
+        return list(self._updates)
+
     def _info(self) -> Flow[JobInfo]:
-        """Ask how the job is; `losses` of the answer are the whole curve."""
-        ask = GetJob(job=self.id, since=len(self._losses))
+        """Ask how the job is; `losses` and `updates` of the answer are the whole curve."""
+        ask = GetJob(job=self.id, since=len(self._losses) or len(self._updates))
         info = yield from answered(self._connection.ask(ask, answer_of(JobInfo), patience_s=self._timeout_s))
         self._losses[ask.since :] = info.losses  # not appended: somebody else may have asked at the same time
-        self._known = msgspec.structs.replace(info, losses=tuple(self._losses))
+        self._updates[ask.since :] = info.updates
+        self._known = msgspec.structs.replace(info, losses=tuple(self._losses), updates=tuple(self._updates))
         return self._known
 
     def _cancel(self) -> Flow[JobInfo]:
@@ -120,12 +127,15 @@ class JobVerbs:
         return info.evaluation or info.action_error or info.version
 
     def _save_videos(self, folder: str | Path) -> Flow[list[Path]]:
-        """Save the episodes that an evaluation recorded, as `seed-<seed>.mp4`; returns their paths."""
+        """Save the episodes that an evaluation recorded, as `seed-<seed>.mp4`; returns their paths.
+
+        Those of an evaluation over several tasks go into one folder a task.
+        """
         evaluation = self._known.evaluation
         paths: list[Path] = []
         for episode in evaluation.results if evaluation else ():
             if episode.video:
-                path = Path(folder) / f"seed-{episode.seed}.mp4"
+                path = Path(folder) / episode.env.replace("/", "-") / f"seed-{episode.seed}.mp4"
                 yield from _blobs.download(self._connection, episode.video, path)
                 paths.append(path)
         return paths
