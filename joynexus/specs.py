@@ -370,7 +370,7 @@ def load_job(text: str) -> JobSpec:
     return spec
 
 
-def check_name(kind: Literal["policy", "data set", "tenant", "key", "state"], name: str) -> str:
+def check_name(kind: Literal["policy", "data set", "tenant", "key", "state", "task"], name: str) -> str:
     """Return `name` if it may name a thing of this kind.
 
     Raises:

@@ -2,8 +2,8 @@
 
 A host is a process on the tenant's machine that runs the tenant's environment (`joynexus env serve`). It is a tenant
 like any other: it dials, asks, and is answered; every request here is safe to repeat. Work is a state that both sides
-compare, never an event that can get lost: a host says what it has, and hears what else it is to do and what nobody wants
-any more. As with workers, a result counts only while its (task, attempt) is assigned to this incarnation.
+compare, never an event that can get lost: a host says what it has, and hears what else it is to do and what nobody
+wants any more. As with workers, a result counts only while its (task, attempt) is assigned to this incarnation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 from joynexus.contract import Contract
 from joynexus.wire.back import DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
 from joynexus.wire.front import Wire
+
+OWN = "own"
+"""First part of the names of such tasks, where other tasks have their simulator: `own/<name>`."""
 
 
 class OfferEnvironment(Wire, frozen=True, kw_only=True):
@@ -53,10 +56,10 @@ class PullWork(Wire, frozen=True, kw_only=True):
 
 
 class PulledWork(Wire, frozen=True, kw_only=True):
-    """What is to be done, and which tasks nobody wants any more. Each piece is answered by one `HostDone`."""
+    """One piece of work at most, which `HostDone` answers, and which tasks nobody wants any more."""
 
-    rollouts: tuple[Rollout, ...] = ()
-    describe: tuple[DescribeSimulator, ...] = ()
+    rollout: Rollout | None = None
+    describe: DescribeSimulator | None = None
     cancelled: tuple[str, ...] = ()
 
 

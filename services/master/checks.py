@@ -21,6 +21,7 @@ from joynexus.specs import (
     check_name,
 )
 from joynexus.wire import ErrorCode, JoyNexusError
+from joynexus.wire.hosted import OWN
 from services.master.outbox import refuse
 
 SIMULATOR_FAMILIES = ("metaworld", "maniskill", "libero", "gymnasium")
@@ -57,6 +58,22 @@ def check_policy(spec: PolicySpec) -> None:
     if nbytes > MAX_SPEC_BYTES:
         raise _invalid(f"a policy's spec has at most {MAX_SPEC_BYTES} bytes encoded, this one has {nbytes}")
     contract = spec.contract
+    check_contract(contract)
+    if spec.statistics is None:
+        if spec.normalization != "none":
+            raise _invalid(
+                f"normalization '{spec.normalization}' needs statistics: give the data set's, "
+                "or set normalization to 'none'"
+            )
+    else:
+        check_statistics(spec.statistics, contract)
+
+
+def check_contract(contract: Contract) -> None:
+    """Refuse a contract with numbers out of range, or larger than a policy's spec may be."""
+    nbytes = len(msgspec.msgpack.encode(contract))
+    if nbytes > MAX_SPEC_BYTES:
+        raise _invalid(f"a contract has at most {MAX_SPEC_BYTES} bytes encoded, this one has {nbytes}")
     _range("state_dim", contract.state_dim, 0, MAX_DIMENSION)
     _range("action_dim", contract.action_dim, 1, MAX_DIMENSION)
     _range("number of cameras", len(contract.cameras), 0, MAX_CAMERAS)
@@ -70,14 +87,6 @@ def check_policy(spec: PolicySpec) -> None:
     ):
         if not all(map(math.isfinite, values)):
             raise _invalid(f"the contract's {field} is not finite: leave it out if there is none")
-    if spec.statistics is None:
-        if spec.normalization != "none":
-            raise _invalid(
-                f"normalization '{spec.normalization}' needs statistics: give the data set's, "
-                "or set normalization to 'none'"
-            )
-    else:
-        _check_statistics(spec.statistics, contract)
 
 
 def check_job(spec: JobSpec) -> None:
@@ -113,8 +122,11 @@ def _check_env(env: str) -> None:
     family, _, task = env.partition("/")
     if not family or not task or len(env) > 200:
         raise _invalid(f"env '{env[:80]}' is not a simulator task: write <family>/<task>")
+    if family == OWN:
+        check_any_name("task", task)
+        return
     if family not in SIMULATOR_FAMILIES:
-        known = ", ".join(SIMULATOR_FAMILIES)
+        known = ", ".join((*SIMULATOR_FAMILIES, OWN))
         raise _invalid(f"there is no simulator family '{family[:80]}': use one of {known}")
 
 
@@ -156,7 +168,8 @@ def _check_optimizer(spec: OptimizerSpec) -> None:
     _number("final_lr_fraction", spec.final_lr_fraction, 0.0, 1.0)
 
 
-def _check_statistics(statistics: Statistics, contract: Contract) -> None:
+def check_statistics(statistics: Statistics, contract: Contract) -> None:
+    """Refuse statistics that do not fit their contract, or are not finite."""
     for name, vector, length in (
         ("state", statistics.state, contract.state_dim),
         ("action", statistics.action, contract.action_dim),

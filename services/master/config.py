@@ -16,6 +16,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         server: how the master introduces itself.
         beat_ms, silent_s: workers beat so often, and are declared dead after so much silence.
+        pull_s, host_silent_s: hosts of tenants' own environments are told so often that there is nothing to do, and are
+            declared dead after so much silence: they are far away, so this is longer.
+        max_hosts: hosts of one tenant.
         batch_rows, max_rows: an inference group is sent once it has `batch_rows`, and never has more than `max_rows`
             (one request alone may).
         batch_wait_s: longest that a request waits for expected company while a worker is free; less where sharing a
@@ -51,6 +54,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     server: str = "joynexus"
     beat_ms: int = 1000
     silent_s: float = 6.0
+    pull_s: float = 4.0
+    host_silent_s: float = 15.0
+    max_hosts: int = 64
     batch_rows: int = 8
     max_rows: int = 32
     batch_wait_s: float = 0.050

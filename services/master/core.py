@@ -28,7 +28,7 @@ from common.journal.records import (
     UsageRecord,
     VersionRecord,
 )
-from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, limits
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, hosted, limits
 from services.master.acting import Acting
 from services.master.catalog import Catalog
 from services.master.commands import Command, Sources
@@ -46,6 +46,7 @@ from services.master.events import (
     Undeliverable,
 )
 from services.master.holdings import Holdings
+from services.master.hosted import Hosts
 from services.master.intake import Intake
 from services.master.job import Job, Tools
 from services.master.jobs import Jobs
@@ -107,6 +108,7 @@ class MasterCore:
             acting,
             self._env.task,
         )
+        self._hosts = Hosts(outbox, config, self._env, self._acting.act_for, self._holdings.size)
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
         self._training = Training(
             outbox,
@@ -140,6 +142,7 @@ class MasterCore:
             self._acting,
             self._env,
             self._serving,
+            self._hosts,
             {"training": training, "inference": acting, "env": env},
         )
         self._outcomes.finished = self._op_finished
@@ -338,6 +341,11 @@ class MasterCore:
             front.ResumeJob: self._jobs.on_resume,
             front.ListJobs: self._jobs.on_list,
             front.Act: self._acting.on_act,
+            hosted.OfferEnvironment: self._hosts.on_offer,
+            hosted.PullWork: self._hosts.on_pull,
+            hosted.HostAct: self._hosts.on_act,
+            hosted.HostDone: self._hosts.on_done,
+            hosted.WithdrawEnvironment: self._hosts.on_withdraw,
             front.PushDataset: self._catalog.on_push,
             front.GetDataset: self._catalog.on_get,
             front.ListDatasets: self._catalog.on_list,
@@ -357,6 +365,7 @@ class MasterCore:
             back.DatasetPrepared: self._env.on_answer,
             back.IndicesDrawn: self._env.on_answer,
             back.RolloutDone: self._env.on_answer,
+            back.SimulatorDescribed: self._env.on_answer,
             back.ActionsEvaluated: self._env.on_answer,
             front.Status: self._reports.on_status,
         }

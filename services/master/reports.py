@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from joynexus.wire.front import ClusterStatus, LaneStatus, Status
 from services.master.acting import Acting
 from services.master.events import BackMessage, FrontMessage
+from services.master.hosted import Hosts
 from services.master.jobs import Jobs
 from services.master.lanes import Counters
 from services.master.outbox import Outbox
@@ -41,6 +42,7 @@ class Reports:
         acting: Acting,
         env: EnvQueue,
         serving: Serving,
+        hosts: Hosts,
         counters: Mapping[str, Counters],
     ) -> None:
         self._outbox = outbox
@@ -53,17 +55,18 @@ class Reports:
         self._acting = acting
         self._env = env
         self._serving = serving
+        self._hosts = hosts
         self._counters = counters
 
     def on_status(self, asked: FrontMessage | BackMessage, message: Status) -> None:
-        """Describe roles to all; lanes, policies and jobs of the asker, or of all to operators and workers."""
+        """Describe roles to all; hosts, lanes, policies and jobs of the asker, or of all to operators and workers."""
         everything = isinstance(asked, BackMessage) or asked.operator
         tenant = None if isinstance(asked, BackMessage) or everything else asked.tenant
         policies = list(self._policies.everywhere() if tenant is None else self._policies.of(tenant))
         status = ClusterStatus(
             server=self._server,
             uptime_s=self._outbox.now - self._started,
-            roles=self._roster.status(),
+            roles=(*self._roster.status(), *self._hosts.status(tenant)),
             lanes=tuple(self._lanes(tenant, policies)),
             policies=len(policies),
             jobs_running=self._jobs.running(tenant),

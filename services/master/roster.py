@@ -59,7 +59,7 @@ class Worker(msgspec.Struct, eq=False):
     alive: bool = True
     given: dict[str, Given] = {}
     cancelled: list[str] = []
-    ring: Callable[[], None] | None = None
+    ring: Callable[[], object] | None = None
 
     @property
     def role(self) -> str:
