@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.seeds import derived_seed
-from joynexus.specs import PolicySpec
+from joynexus.specs import ExplorationSpec, PolicySpec
 from joynexus.vla.feature import PaddedFeature
 from joynexus.vla.heads import build_head
-from joynexus.vla.heads.base import ActionModule, convert_config, linear
+from joynexus.vla.heads.base import ActionModule, Drawn, convert_config, linear
 from joynexus.vla.noise import Noise
 
 
@@ -86,6 +86,20 @@ class Adapted(ActionModule):
     def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the head's loss on the adapted feature."""
         return self.head.loss(self._adapt(feature), state, action, action_mask, noise)
+
+    def exploration(self, spec: ExplorationSpec, random: torch.Generator) -> nn.Module:
+        """Build what the head draws with."""
+        return self.head.exploration(spec, random)
+
+    def explore(self, feature: PaddedFeature, state: Tensor, noise: Noise, exploration: nn.Module) -> Drawn:
+        """Let the head draw on the adapted feature."""
+        return self.head.explore(self._adapt(feature), state, noise, exploration)
+
+    def log_prob(
+        self, feature: PaddedFeature, state: Tensor, sample: Tensor, exploration: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Let the head judge what it drew on the adapted feature."""
+        return self.head.log_prob(self._adapt(feature), state, sample, exploration)
 
     def _adapt(self, feature: PaddedFeature) -> PaddedFeature:
         padding = ~feature.mask[..., None]

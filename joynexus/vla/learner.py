@@ -1,27 +1,37 @@
 """A learner: one policy's gradients and optimizer.
 
-In: a policy and its samples. Out: losses, steps, and a state from which training goes on bit for bit. Never: a step on
-a loss or gradient that is not finite: it is vetoed whole, and weights and optimizer stay as they were.
+In: a policy and its samples, or losses made of it. Out: losses, steps, and a state from which training goes on bit for
+bit. Never: a step on a loss or gradient that is not finite: it is vetoed whole, and weights and optimizer stay as they
+were.
+
+A policy learns from samples (`forward_backward`, `optim_step`) or from rewards (`begin_rl`, then `apply`), each with an
+optimizer of its own. Changing over, in either direction, begins the optimizer anew: moments that were gathered from one
+kind of gradient say nothing of the other.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from joynexus.specs import OptimizerSpec
+from joynexus.vla.actor_critic import PREFIX
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.policy import Array, Policy
-from joynexus.vla.tensors import check_layout, layout
+from joynexus.vla.tensors import check_layout
 from joynexus.vla.version_file import read_weights
+from joynexus.wire.back import RlBegin
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_CRITIC, _EXPLORATION = f"{PREFIX}critic.", f"{PREFIX}exploration."
 
 
 class LossMetrics(TypedDict):
@@ -32,7 +42,7 @@ class LossMetrics(TypedDict):
 
 
 class StepMetrics(TypedDict):
-    """Result of `optim_step`.
+    """Result of `optim_step` and `apply`.
 
     `grad_norm` is the global L2 norm before clipping, `lr` the rate of this step, `step` the number of steps applied so
     far, `skipped` whether this one was vetoed.
@@ -56,31 +66,46 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 
 
 class Learner:
-    """AdamW with warm-up, decay and clipping on one policy's action module.
+    """AdamW with warm-up, decay and clipping on one policy's action module, and on what RL adds to it.
 
     Attributes:
         policy: the policy that is trained.
-        step: optimizer steps applied so far.
+        optimizer: settings in force: those of the policy's spec, or since `begin_rl` those of the RL job.
+        step: optimizer steps applied with them so far.
         pending: forward_backwards since the last step.
     """
 
     def __init__(self, policy: Policy) -> None:
         _check(policy.spec.optimizer)
         self.policy = policy
-        self.step = 0
         self.pending = 0
         self._vetoed = False
-        self._named = dict(policy.module.named_parameters())
-        self._moments: dict[str, dict[str, Tensor]] = {}  # by parameter; none before the first step
+        self._start(rl=False)
         policy.module.train()
+
+    def _start(self, *, rl: bool) -> None:
+        """Begin the optimizer anew, for samples or for rewards."""
+        policy = self.policy
+        self._from_rewards = rl
+        self.optimizer = policy.rl.optimizer if rl and policy.rl is not None else policy.spec.optimizer
+        self._named = self._parameters(rl=rl)
+        self._moments: dict[str, dict[str, Tensor]] = {}  # by parameter; none before the first step
+        self.step = 0
+
+    def _parameters(self, *, rl: bool) -> dict[str, nn.Parameter]:
+        named = dict(self.policy.module.named_parameters())
+        beside = self.policy.actor_critic if rl else None
+        return named | {PREFIX + name: each for name, each in (beside.named_parameters() if beside else ())}
 
     def forward_backward(
         self, features: Sequence[VLAFeature], state: Array, action: Array, action_mask: Array, *, draw: int = 0
     ) -> LossMetrics:
         """Add the gradient of one op's mean loss; see `Policy.loss` for shapes and errors.
 
-        A loss that is not finite adds nothing and vetoes the coming step.
+        A loss that is not finite adds nothing and vetoes the coming step. After RL the spec's optimizer begins anew.
         """
+        if self._from_rewards:
+            self._start(rl=False)
         loss = self.policy.loss(features, state, action, action_mask, draw=draw)
         value = float(loss.detach())
         vetoed = not math.isfinite(value)
@@ -105,14 +130,43 @@ class Learner:
         """
         if not self.pending:
             raise ValueError("optim_step has no gradient to apply: call forward_backward first")
-        spec = self.policy.spec.optimizer
-        lr = learning_rate(spec, self.step)
+        return self._apply()
+
+    def begin_rl(self, begin: RlBegin) -> None:
+        """Make the policy ready to learn from rewards, see `Policy.begin_rl`, with an optimizer that starts anew.
+
+        Gradients that wait for a step are dropped.
+
+        Raises:
+            ValueError: one sentence; nothing is changed then.
+        """
+        _check(begin.optimizer)
+        self.policy.begin_rl(begin)
+        self.discard()
+        self._start(rl=True)
+
+    def apply(self, loss: Tensor) -> StepMetrics:
+        """Take one step down a loss made of what `Policy.evaluate` returned; one that is not finite is skipped.
+
+        Raises:
+            ValueError: if `begin_rl` did not come first, or samples were learned from since.
+        """
+        if not self._from_rewards:
+            raise ValueError("the policy is not ready to learn from rewards: rl_begin comes first")
+        self._vetoed = not bool(torch.isfinite(loss.detach()))
+        if not self._vetoed:
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self._apply()
+
+    def _apply(self) -> StepMetrics:
+        """Clip, step and clear the gradients."""
+        lr = learning_rate(self.optimizer, self.step)
         gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         norm = torch.nn.utils.get_total_norm(gradients.values())
         skipped = self._vetoed or not bool(torch.isfinite(norm))
         if not skipped:
             parameters = [self._named[name] for name in gradients]
-            torch.nn.utils.clip_grads_with_norm_(parameters, spec.grad_clip or math.inf, norm)
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.optimizer.grad_clip or math.inf, norm)
             self._update(gradients, lr)
             self.step += 1
         self.discard()
@@ -126,11 +180,16 @@ class Learner:
         """
         if self.pending:
             raise ValueError("gradients are pending: a checkpoint is taken after optim_step, not before")
-        tensors = {f"module.{name}": t.detach().cpu().clone() for name, t in self.policy.module.state_dict().items()}
+        tensors = {f"module.{name}": t.detach().cpu().clone() for name, t in self.policy.tensors().items()}
         for name in self._named:
             for moment, value in self._moments.get(name, {}).items():
                 tensors[f"optimizer.{moment}.{name}"] = value.detach().cpu().clone()
-        return tensors, {"step": self.step}
+        rl = self.policy.rl
+        return tensors, {
+            "step": self.step,
+            "rl": None if rl is None else msgspec.to_builtins(rl),
+            "from_rewards": self._from_rewards,
+        }
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Restore what `state` returned, and drop pending gradients.
@@ -138,39 +197,46 @@ class Learner:
         Raises:
             ValueError: if tensors are missing, unknown, or of another shape or type; nothing is changed then.
         """
-        step = meta.get("step")
-        if not isinstance(step, int) or step < 0:
-            raise ValueError(f"the learner's state has no valid step: {step!r}")
-        current = self.policy.module.state_dict()
-        expected = {f"module.{name}": each for name, each in layout(self.policy.module).items()}
-        if step:
-            for name, p in self._named.items():
+        step, begin, from_rewards = _read(meta)
+        policy = self.policy
+        before = policy.rl, policy.actor_critic
+        try:
+            policy.end_rl()
+            if begin is not None:
+                policy.begin_rl(begin, drawn=False)
+            named = self._parameters(rl=from_rewards)
+            expected = {f"module.{name}": each for name, each in policy.layout.items()}
+            for name, p in named.items() if step else ():
                 for moment in _MOMENTS:
                     shape = torch.Size() if moment == "step" else p.shape
                     expected[f"optimizer.{moment}.{name}"] = (shape, torch.float32)
-        # Values are not checked: moments may overflow where weights do not, and training goes on from there too.
-        check_layout("the learner's state", tensors, expected)
-        self.policy.module.load_state_dict({name: tensors[f"module.{name}"] for name in current})
+            # Values are not checked: moments may overflow where weights do not; training goes on from there too.
+            check_layout("the learner's state", tensors, expected)
+        except ValueError:
+            policy.rl, policy.actor_critic = before
+            raise
+        policy.load_tensors({name: tensors[f"module.{name}"] for name in policy.layout})
+        self.discard()
+        self._start(rl=from_rewards)
         self._moments = {
             name: {m: tensors[f"optimizer.{m}.{name}"].to(p.device, copy=True) for m in _MOMENTS}
-            for name, p in (self._named.items() if step else ())
+            for name, p in (named.items() if step else ())
         }
-        self.discard()
         self.step = step
 
     def load_weights(self, source: Path) -> None:
         """Take a module's weights from a file, see `read_weights`, as if the policy had been created with them.
 
-        The optimizer starts anew; pending gradients are dropped.
+        The optimizer starts anew; pending gradients and what RL added are dropped.
 
         Raises:
             ValueError: saying what is wrong with the file; nothing is changed then.
         """
         tensors = read_weights(source, self.policy)
-        self.policy.module.load_state_dict(tensors)
-        self._moments = {}
+        self.policy.end_rl()
+        self.policy.load_tensors(tensors)
         self.discard()
-        self.step = 0
+        self._start(rl=False)
 
     @torch.no_grad()
     def _update(self, gradients: Mapping[str, Tensor], lr: float) -> None:
@@ -179,26 +245,48 @@ class Learner:
         Its function in place of its class, whose first use imports a compiler (70 MB, seconds) and which takes as long
         for its own bookkeeping as a small head takes for the numbers.
         """
-        spec = self.policy.spec.optimizer
         if not self._moments:
             self._moments = {name: _fresh_moments(parameter) for name, parameter in self._named.items()}
-        moments = [self._moments[name] for name in gradients]
-        adamw(
-            [self._named[name] for name in gradients],
-            list(gradients.values()),
-            [each["exp_avg"] for each in moments],
-            [each["exp_avg_sq"] for each in moments],
-            [],
-            [each["step"] for each in moments],
-            fused=True,  # one pass over the parameters
-            amsgrad=False,
-            maximize=False,
-            lr=lr,
-            beta1=spec.betas[0],
-            beta2=spec.betas[1],
-            weight_decay=spec.weight_decay,
-            eps=spec.eps,
-        )
+        spec, groups = self.optimizer, defaultdict[tuple[float, float], list[str]](list)
+        for name in gradients:
+            groups[self._rate_and_decay(name, lr)].append(name)
+        for (rate, weight_decay), names in groups.items():
+            moments = [self._moments[name] for name in names]
+            adamw(
+                [self._named[name] for name in names],
+                [gradients[name] for name in names],
+                [each["exp_avg"] for each in moments],
+                [each["exp_avg_sq"] for each in moments],
+                [],
+                [each["step"] for each in moments],
+                fused=True,  # one pass over the parameters
+                amsgrad=False,
+                maximize=False,
+                lr=rate,
+                beta1=spec.betas[0],
+                beta2=spec.betas[1],
+                weight_decay=weight_decay,
+                eps=spec.eps,
+            )
+
+    def _rate_and_decay(self, name: str, lr: float) -> tuple[float, float]:
+        spec, critic = self.optimizer, self.policy.rl.critic if self.policy.rl is not None else None
+        if name.startswith(_CRITIC) and critic is not None and critic.lr:
+            return learning_rate(msgspec.structs.replace(spec, lr=critic.lr), self.step), spec.weight_decay
+        if name.startswith(_EXPLORATION):  # it would not decay towards nothing: a log std of 0 is a std of 1
+            return lr, 0.0
+        return lr, spec.weight_decay
+
+
+def _read(meta: Mapping[str, Any]) -> tuple[int, RlBegin | None, bool]:
+    """Read the JSON part of a state: steps, what RL added, and whether those steps learned from rewards."""
+    step, begin, from_rewards = meta.get("step"), meta.get("rl"), meta.get("from_rewards", False)
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"the learner's state has no valid step: {step!r}")
+    try:
+        return step, msgspec.convert(begin, RlBegin | None), msgspec.convert(from_rewards, bool)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the learner's state says what RL added in a way that is not valid: {error}") from error
 
 
 def _fresh_moments(parameter: Tensor) -> dict[str, Tensor]:

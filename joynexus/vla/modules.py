@@ -11,6 +11,7 @@ from contextlib import nullcontext
 
 import msgspec
 import torch
+from torch import nn
 
 from joynexus.specs import PolicySpec
 from joynexus.vla.adapters import Adapted
@@ -78,7 +79,7 @@ def _checked_bytes(encoded_spec: bytes, hidden_size: int) -> int:
     return training_bytes(module)
 
 
-def training_bytes(module: ActionModule) -> int:
+def training_bytes(module: nn.Module) -> int:
     """Return the bytes that a module takes while it is trained: parameters, gradients, two moments, and buffers."""
     trained = sum(p.numel() * p.element_size() for p in module.parameters())
     return 4 * trained + sum(b.numel() * b.element_size() for b in module.buffers())

@@ -21,8 +21,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from joynexus.specs import PolicySpec
+from joynexus.vla.actor_critic import PREFIX
 from joynexus.vla.policy import Policy
 from joynexus.vla.tensors import brief, check_names, check_tensors, layout
+from joynexus.wire.back import RlBegin
 
 FORMAT = 1
 _KEY = "joynexus"  # one metadata entry only: safetensors writes several in no fixed order
@@ -38,6 +40,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         spec: the policy's spec, with contract and statistics.
         backbone_digest, hidden_size: the backbone whose features it takes, and their width.
         numerics_class: where it was made, see `joynexus.vla.numerics`; empty if not stated.
+        rl: what RL added to the policy, whose tensors' names begin with `rl.`; None if nothing.
     """
 
     format: int
@@ -46,6 +49,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     backbone_digest: str
     hidden_size: int
     numerics_class: str = ""
+    rl: RlBegin | None = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,10 @@ def write_version(path: Path, policy: Policy, version: int, *, numerics_class: s
         backbone_digest=policy.backbone_digest,
         hidden_size=policy.hidden_size,
         numerics_class=numerics_class,
+        rl=policy.rl,
     )
-    tensors = {name: t.detach().cpu().contiguous() for name, t in policy.module.state_dict().items()}
-    check_tensors(f"version {version}", tensors, layout(policy.module))
+    tensors = {name: t.detach().cpu().contiguous() for name, t in policy.tensors().items()}
+    check_tensors(f"version {version}", tensors, policy.layout)
     content = save(tensors, {_KEY: msgspec.json.encode(meta, order="deterministic").decode()})
     write_durably(path, content)
     return blake3.blake3(content).hexdigest(), len(content)
@@ -117,8 +122,10 @@ def read_version(source: Path | bytes, expected_digest: str | None = None, *, de
     except SafetensorError as error:
         raise ValueError(f"{name} is damaged: {brief(error)}") from error
     policy = Policy(meta.spec, meta.backbone_digest, meta.hidden_size, device=device, drawn=False)
-    check_tensors(name, tensors, layout(policy.module))
-    policy.module.load_state_dict(tensors)
+    if meta.rl is not None:
+        policy.begin_rl(meta.rl, drawn=False)
+    check_tensors(name, tensors, policy.layout)
+    policy.load_tensors(tensors)
     policy.module.eval()
     return LoadedVersion(policy=policy, meta=meta, digest=digest, nbytes=len(content))
 
@@ -127,8 +134,8 @@ def read_weights(source: Path, policy: Policy) -> dict[str, Tensor]:
     """Read weights for a policy's module: out of a version file, or of any safetensors file with the module's names.
 
     The names are those of `policy.module.state_dict()`, which a version file has too; every name must be there, and no
-    other. The backbone is compared if the file says which one it was trained on: a version does, other files may, as
-    the metadata entry `backbone_digest`.
+    other except what RL added to a version, which stays behind. The backbone is compared if the file says which one it
+    was trained on: a version does, other files may, as the metadata entry `backbone_digest`.
 
     Raises:
         ValueError: saying what is wrong with the file.
@@ -137,7 +144,9 @@ def read_weights(source: Path, policy: Policy) -> dict[str, Tensor]:
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
-            check_names(name, file.keys(), expected)
+            meta = _decode_meta(name, metadata[_KEY]) if _KEY in metadata else None
+            beside = PREFIX if meta is not None and meta.rl is not None else ()
+            check_names(name, [key for key in list(file.keys()) if not key.startswith(beside)], expected)
             for key, (shape, _) in expected.items():  # before memory is taken for it
                 found = list(file.get_slice(key).get_shape())
                 if found != list(shape):
@@ -147,9 +156,7 @@ def read_weights(source: Path, policy: Policy) -> dict[str, Tensor]:
         raise ValueError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or damaged: {brief(error)}") from error
-    stated = metadata.get("backbone_digest")
-    if _KEY in metadata:
-        stated = _decode_meta(name, metadata[_KEY]).backbone_digest
+    stated = metadata.get("backbone_digest") if meta is None else meta.backbone_digest
     if stated is not None and stated != policy.backbone_digest:
         raise ValueError(
             f"{name} was trained on backbone {brief(stated, 64)}, but this policy reads {policy.backbone_digest}: "

@@ -14,7 +14,7 @@ from joynexus.vla.heads.groot import Groot
 from joynexus.vla.heads.installed import Heads, installed_heads
 from joynexus.vla.heads.oft import Oft
 
-__all__ = ["ActionModule", "build_head", "known_heads"]
+__all__ = ["ActionModule", "build_head", "exploring_heads", "known_heads"]
 
 
 @functools.cache  # modules are installed before a service starts, not while it runs
@@ -25,6 +25,11 @@ def _heads() -> Heads:
 def known_heads() -> tuple[str, ...]:
     """Return the names of all action modules that can be built here."""
     return tuple(sorted(_heads().usable))
+
+
+def exploring_heads() -> tuple[str, ...]:
+    """Return the names of the action modules that can explore, and so learn from rewards."""
+    return tuple(name for name in known_heads() if _heads().usable[name].explore is not ActionModule.explore)
 
 
 def build_head(spec: PolicySpec, hidden_size: int) -> ActionModule:

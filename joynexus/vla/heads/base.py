@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from joynexus.specs import PolicySpec
+from joynexus.specs import ExplorationSpec, PolicySpec
 from joynexus.vla.feature import LAST, PaddedFeature
 from joynexus.vla.noise import Noise
 
@@ -26,13 +26,28 @@ MILLION = 1_000_000
 _drawing: ContextVar[bool] = ContextVar("drawing", default=True)
 
 
+class Drawn(NamedTuple):
+    """Chunks that were drawn to explore.
+
+    Attributes:
+        action: normalised [B, chunk, A], as drawn.
+        sample: float32 [B, …], what `ActionModule.log_prob` needs to find the log-probability again.
+        log_prob: [B, chunk, A], of each number.
+    """
+
+    action: Tensor
+    sample: Tensor
+    log_prob: Tensor
+
+
 class ActionModule(nn.Module, ABC):
-    """Base of all action modules.
+    """Base of all action modules. One that can explore, and so learn from rewards, has the last three methods too.
 
     Shapes: B samples, L tokens, H feature width, S state, A action dimensions.
 
     Attributes:
-        layers: hidden states that it reads; -1 is the last one. A module's own parts need another name.
+        layers: hidden states that it reads; -1 is the last one. A module's own parts need other names than this and
+            `rl`.
         max_parameters: a spec that asks for more is refused, so that one tenant's head does not fill a trainer that
             many share. With gradients and optimizer a parameter takes 16 bytes.
     """
@@ -66,6 +81,26 @@ class ActionModule(nn.Module, ABC):
     def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the scalar loss against normalised actions [B, chunk, A] where action_mask bool [B, chunk] is True."""
 
+    def exploration(self, spec: ExplorationSpec, random: torch.Generator) -> nn.Module:
+        """Build what this module draws with; what is learned of it are its parameters."""
+        raise NotImplementedError
+
+    def explore(self, feature: PaddedFeature, state: Tensor, noise: Noise, exploration: nn.Module) -> Drawn:
+        """Draw chunks around those that `forward` would predict, without gradients."""
+        raise NotImplementedError
+
+    def log_prob(
+        self, feature: PaddedFeature, state: Tensor, sample: Tensor, exploration: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of what was drawn, each [B, chunk, A], with gradients.
+
+        With the weights that drew it, the same rows give the log-probability that `explore` gave.
+
+        Raises:
+            ValueError: if `sample` is not one of `explore`'s.
+        """
+        raise NotImplementedError
+
 
 def read_config(spec: PolicySpec, kind: type[_Config]) -> _Config:
     """Check `spec.head_config` against a head's own struct.
@@ -87,6 +122,18 @@ def convert_config(what: str, values: Mapping[str, object], kind: type[_Config])
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise ValueError(f"{what} is not valid: {error}; known keys: {known}") from error
+
+
+def check_sample(sample: Tensor, *shape: int) -> None:
+    """Refuse what `ActionModule.explore` cannot have returned.
+
+    Raises:
+        ValueError: naming expected and got.
+    """
+    if sample.shape[1:] != shape:
+        raise ValueError(
+            f"a sample of the exploration has shape {list(sample.shape[1:])}; this policy's have {list(shape)}"
+        )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`oft`: a whole chunk of actions at once by regression, trained with the L1 loss.
 
-In: features and a state. Out: a chunk. Never: noise; the same input gives the same chunk.
+In: features and a state. Out: a chunk. Never: noise, unless it explores; the same input gives the same chunk.
 
 A few learned queries attend to the feature; what they gather joins the state before a small MLP. The gathered part
 enters through a gate that starts nearly shut: the state is learned first and pictures come in as far as they help, so a
@@ -12,16 +12,17 @@ place of the backbone's action tokens, so that one feature serves every head.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from joynexus.specs import PolicySpec
+from joynexus.specs import ExplorationSpec, PolicySpec
 from joynexus.vla.feature import PaddedFeature
-from joynexus.vla.heads.base import ActionModule, linear, normal, read_config
+from joynexus.vla.heads.base import ActionModule, Drawn, check_sample, linear, normal, read_config
+from joynexus.vla.heads.exploration import Gaussian, gaussian_entropy, gaussian_log_prob
 from joynexus.vla.noise import Noise
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -83,11 +84,7 @@ class Oft(ActionModule):
 
     def forward(self, feature: PaddedFeature, state: Tensor, noise: Noise) -> Tensor:
         """Predict a chunk; see `ActionModule.forward`."""
-        gathered = self._gather(feature.last.float(), feature.mask)
-        hidden = self.from_state(state) + self.gate * self.from_feature(gathered)
-        hidden = functional.relu(self.middle(functional.relu(hidden)))
-        chunk: Tensor = self.out(hidden)
-        return chunk.view(-1, self.chunk, self.action_dim)
+        return self._predict(feature, state)
 
     def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the mean absolute error over valid steps and dimensions."""
@@ -95,6 +92,31 @@ class Oft(ActionModule):
         valid = action_mask.to(error.dtype)
         total: Tensor = (error * valid[..., None]).sum()
         return total / (valid.sum().clamp(min=1.0) * self.action_dim)
+
+    def exploration(self, spec: ExplorationSpec, random: torch.Generator) -> Gaussian:
+        """Make a Gaussian around the chunk, with one standard deviation for each action dimension."""
+        return Gaussian(spec, self.action_dim)
+
+    def explore(self, feature: PaddedFeature, state: Tensor, noise: Noise, exploration: nn.Module) -> Drawn:
+        """Draw a chunk; the sample is the chunk itself, [B, chunk, A]."""
+        mean, log_std = self._predict(feature, state), cast(Gaussian, exploration).log_std
+        action = mean + log_std.exp() * noise.normal(self.chunk, self.action_dim)
+        return Drawn(action, action, gaussian_log_prob(action, mean, log_std))
+
+    def log_prob(
+        self, feature: PaddedFeature, state: Tensor, sample: Tensor, exploration: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Judge chunks that were drawn; see `ActionModule.log_prob`."""
+        check_sample(sample, self.chunk, self.action_dim)
+        mean, log_std = self._predict(feature, state), cast(Gaussian, exploration).log_std
+        return gaussian_log_prob(sample, mean, log_std), gaussian_entropy(log_std).expand_as(sample)
+
+    def _predict(self, feature: PaddedFeature, state: Tensor) -> Tensor:
+        gathered = self._gather(feature.last.float(), feature.mask)
+        hidden = self.from_state(state) + self.gate * self.from_feature(gathered)
+        hidden = functional.relu(self.middle(functional.relu(hidden)))
+        chunk: Tensor = self.out(hidden)
+        return chunk.view(-1, self.chunk, self.action_dim)
 
     def _gather(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Attend: tokens [B, L, H] to [B, queries * width]."""
