@@ -61,11 +61,15 @@ class RolloutWork:
         Raises:
             JoyNexusError: what the master answered to a request to act; UNAVAILABLE if the disk is full.
         """
+
+        def alive() -> None:
+            self._alive(message.task)
+
         try:
             software = family_of(message.env).software()
-            with self._pools.lend(message.env, options_of(message)) as pool:
+            with self._pools.lend(message.env, options_of(message), rows=len(message.seeds), alive=alive) as pool:
                 child = pool.cpu_s()
-                done = run_rollout(message, pool, ask, self, software=software, alive=lambda: self._alive(message.task))
+                done = run_rollout(message, pool, ask, self, software=software, alive=alive)
                 self._child_busy(pool.cpu_s() - child)
                 return done
         except (SimulatorError, ValueError) as error:
@@ -73,11 +77,16 @@ class RolloutWork:
 
     def describe(self, message: DescribeSimulator) -> SimulatorDescribed:
         """Say what a task is like."""
+
+        def alive() -> None:
+            self._alive(message.task)
+
         try:
             software = family_of(message.env).software()
-            with self._pools.lend(message.env, options_of(message)) as pool:
+            rows = message.warmup_episodes or 1
+            with self._pools.lend(message.env, options_of(message), rows=rows, alive=alive) as pool:
                 child = pool.cpu_s()
-                done = describe_simulator(message, pool, software=software, alive=lambda: self._alive(message.task))
+                done = describe_simulator(message, pool, software=software, alive=alive)
                 self._child_busy(pool.cpu_s() - child)
                 return done
         except (SimulatorError, ValueError) as error:
