@@ -59,8 +59,8 @@ class SimulatorPool:
     Args:
         task: name such as `metaworld/reach-v3`.
         rows: number of environments.
-        make: makes a simulator in a worker process; importable there.
-        preload: modules that the fork server imports once for all worker processes.
+        make: makes a simulator in a worker process; a function of a module, which is imported there by name.
+        preload: modules that are imported once for all worker processes.
         processes: number of worker processes, at most one a row; row r is in process r % processes.
         options: cameras and episode limit.
         deadlines: for each kind of call.

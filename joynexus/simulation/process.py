@@ -6,20 +6,19 @@ in the middle of an episode because it grew.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 import msgspec
 
-from joynexus.simulation import worker
 from joynexus.simulation.interface import SimulatorOptions
+from joynexus.simulation.nursery import start_worker
 from joynexus.simulation.protocol import Made, Make, Reply, Request, decode_reply, encode
+from joynexus.simulation.worker import MakeSimulator
 
 TIMEOUT = "timeout"
 DEAD = "dead"
@@ -44,8 +43,8 @@ class WorkerProcess:
     Args:
         task, options: what to make.
         rows: how many environments.
-        make: makes a simulator; importable there.
-        preload: modules that the fork server imports once.
+        make: makes a simulator; a function of a module.
+        preload: modules that are imported once for all processes.
         make_s: seconds that making them may take.
         recycling: when it is replaced.
     """
@@ -55,7 +54,7 @@ class WorkerProcess:
         task: str,
         options: SimulatorOptions,
         rows: int,
-        make: worker.MakeSimulator,
+        make: MakeSimulator,
         preload: Sequence[str],
         make_s: float,
         recycling: Recycling,
@@ -69,12 +68,9 @@ class WorkerProcess:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([worker.__name__, *self._preload])
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=worker.main, args=(theirs, self._make_simulator), daemon=True)
-        self._process.start()
-        theirs.close()
+        self.pipe, theirs = Pipe()
+        with theirs:
+            self._child = start_worker(self._make_simulator, self._preload, theirs)
         self.made = None
         self._started = time.monotonic()
         self.make_by = self._started + self._make_s
@@ -86,7 +82,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid or 0
+        return self._child.pid
 
     def is_made(self, made: Made) -> None:
         """Note what its environments are."""
@@ -108,11 +104,9 @@ class WorkerProcess:
     def kill(self, patience_s: float = 0.0) -> None:
         """End it, by force unless it ends by itself within the patience."""
         self._ended_cpu_s += _cpu_s(self.pid)
-        self._process.join(patience_s)
-        if self._process.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
-        self._process.join()
-        self._process.close()
+        if not self._child.join(patience_s):
+            self._child.kill()
+        self._child.close()
 
     def replace(self) -> None:
         """Kill the process and start another, which makes its environments while others work."""

@@ -1,18 +1,15 @@
 """A worker process: hosts the environments of some rows and does what its pool asks, until the pipe closes.
 
-In: requests over one pipe. Out: replies over the same pipe. Never: longer life than the parent's, a read from the
-terminal, or an exception that ends the other rows of the process.
+In: requests over one pipe. Out: replies over the same pipe. Never: a read from the terminal, or an exception that ends
+the other rows of the process.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOptions
 from joynexus.simulation.protocol import (
@@ -30,8 +27,6 @@ from joynexus.simulation.protocol import (
     unpack_float32,
 )
 
-_PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
-
 MakeSimulator = Callable[[str, SimulatorOptions], Simulator]
 
 
@@ -42,7 +37,6 @@ def main(pipe: Connection, make: MakeSimulator) -> None:
         pipe: to the pool; its first request is `Make`.
         make: makes a simulator by task name.
     """
-    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the pipe
     _close_stdin()
     simulators: dict[int, Simulator] = {}
@@ -67,23 +61,6 @@ def main(pipe: Connection, make: MakeSimulator) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         for simulator in simulators.values():
             simulator.close()
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies, even in the middle of a step that never ends.
-
-    The fork server, which is this process's parent to the kernel, lives as long as any worker: so the signal comes from
-    the pipe that the real parent holds open (F_SETSIG on its hang-up), and from the fork server's death besides.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is None:  # run by hand
-        return
-    fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([parent.sentinel], 0):  # it died before the kernel was told
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _close_stdin() -> None:

@@ -23,8 +23,8 @@ class Family(ABC):
         name: first part of its tasks' names.
         example: a task's name without the family's, for messages.
         rows: environments that a worker process hosts: one of a heavy simulator, several of a light one.
-        preload: modules that a fork server imports once for all worker processes; never one that opens a graphics
-            context when it is imported, since a context does not survive a fork.
+        preload: modules that are imported once for all worker processes, which are forked from there; never one that
+            opens a graphics context when it is imported, since a context does not survive a fork.
         recycling: when a worker process is replaced between episodes.
         packages: distributions on whose versions its numbers depend.
     """

@@ -12,7 +12,7 @@ from joynexus.contract import Contract
 from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from services.env.simulators import metaworld_tasks
 
-HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES = 1001, 1002, 1003, 1004, 1005
+HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES, WORKS = 1001, 1002, 1003, 1004, 1005, 1006
 TASK = "metaworld/reach-v3"  # any known name: the pool checks it
 
 
@@ -39,6 +39,10 @@ class CountingSimulator:
             os._exit(1)
         if self._seed == RAISES:
             raise ZeroDivisionError("unstable physics")
+        if self._seed == WORKS:
+            until = time.process_time() + 0.25
+            while time.process_time() < until:
+                pass
         if self._seed == EXPLODES:
             self._sum = float("nan")
         rewards: list[float] = []
@@ -71,6 +75,33 @@ def make_counting(task: str, options: SimulatorOptions) -> CountingSimulator:
 
 def make_impossible(task: str, options: SimulatorOptions) -> CountingSimulator:
     raise SimulatorError("no OpenGL library is installed")
+
+
+def make_wrong(task: str, options: SimulatorOptions) -> CountingSimulator:
+    raise ValueError("there is no camera 'front'")
+
+
+def make_asking(task: str, options: SimulatorOptions) -> CountingSimulator:
+    input("download the assets now? (y|n): ")
+    raise AssertionError("nobody answers")
+
+
+class LeakingSimulator(CountingSimulator):
+    """Keeps at each reset as many MiB as its task's name ends in, or a file open if that is `file`."""
+
+    def __init__(self, options: SimulatorOptions, leak: str) -> None:
+        super().__init__(options)
+        self._leak = leak
+        self._kept: list[object] = []
+
+    def reset(self, seed: int, *, render: bool = True) -> SimObservation:
+        leak = self._leak
+        self._kept.append(os.dup(0) if leak == "file" else np.ones((int(leak), 2**20), np.uint8))
+        return super().reset(seed, render=render)
+
+
+def make_leaking(task: str, options: SimulatorOptions) -> LeakingSimulator:
+    return LeakingSimulator(options, task.partition("/")[2])
 
 
 def make_endless(task: str, options: SimulatorOptions) -> CountingSimulator:

@@ -115,6 +115,66 @@ def test_a_killed_process_is_replaced() -> None:
         assert isinstance(pool.step({0: ONES})[0], StepResult)
 
 
+def test_a_process_that_does_not_answer_is_killed_and_its_episode_can_be_done_again() -> None:
+    """As one wedged in native code is, which does not look at signals either."""
+    with counting(rows=2, processes=2) as pool:
+        pool.reset({0: 1, 1: 2})
+        wedged = pool.pids[0]
+        os.kill(wedged, signal.SIGSTOP)
+        results = pool.step({0: ONES, 1: ONES})
+        assert results[0] == Lost("took longer than 1 s to step")
+        assert isinstance(results[1], StepResult)
+        wait_until_gone((wedged,))
+        assert isinstance(pool.reset({0: 1})[0], SimObservation)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        stopped = pool.pids
+    assert all(is_gone(pid) for pid in stopped), "nor does it outlive its pool"
+
+
+def test_rows_of_pools_that_are_joined_keep_their_processes_and_episodes() -> None:
+    with counting(rows=2, processes=1) as one, counting(rows=1, processes=1) as other:
+        both = SimulatorPool.joined([one, other])
+        assert both.rows == 3
+        assert both.pids == (*one.pids, *other.pids)
+        both.reset({0: 10, 1: 20, 2: 11})
+        results = both.step({0: ONES, 1: ONES[:2], 2: ONES[:1]})
+        states = [result.observation.state.tolist() for result in results.values() if isinstance(result, StepResult)]
+        assert states == [[10, 4], [20, 2], [11, 1]]
+        (again,) = other.step({0: ONES}).values()
+        assert isinstance(again, StepResult)
+        assert again.observation.state.tolist() == [20, 6]
+
+
+def test_cpu_time_of_processes_that_were_replaced_is_counted() -> None:
+    with counting(rows=1, processes=1) as pool:
+        pool.reset({0: fakes.WORKS})
+        before = pool.cpu_s()
+        pool.step({0: ONES})
+        worked = pool.cpu_s()
+        assert worked - before >= 0.2
+        os.kill(pool.pids[0], signal.SIGKILL)
+        pool.step({0: ONES})
+        assert pool.cpu_s() >= worked
+
+
+@pytest.mark.parametrize(
+    ("leak", "recycling"),
+    [("16", Recycling(memory_mib=40)), ("file", Recycling(handles=3)), ("0", Recycling(episodes=4))],
+)
+def test_a_process_that_grew_is_replaced_between_episodes(leak: str, recycling: Recycling) -> None:
+    """What its first episode needs is no growth: from there on three more are too many."""
+    with SimulatorPool(f"leak/{leak}", 1, make=fakes.make_leaking, recycling=recycling) as pool:
+        first, replaced = pool.pids, []
+        for episode in range(12):
+            observation = pool.reset({0: episode})[0]
+            assert isinstance(observation, SimObservation)
+            assert isinstance(pool.step({0: ONES})[0], StepResult)
+            if pool.pids != first:
+                first = pool.pids
+                replaced.append(episode)
+        assert replaced == [4, 8]
+
+
 def test_processes_are_recycled_between_episodes_only() -> None:
     with counting(rows=2, processes=1, recycle_after=3) as pool:
         first = pool.pids
@@ -147,6 +207,24 @@ def test_a_simulator_that_cannot_be_made_says_why() -> None:
         pytest.raises(SimulatorError, match="its process died"),
     ):
         pool.reset({0: 1})
+
+
+def test_what_was_asked_for_wrongly_is_not_the_machines_fault() -> None:
+    with SimulatorPool(fakes.TASK, 1, make=fakes.make_wrong) as pool, pytest.raises(ValueError, match="camera 'front'"):
+        pool.reset({0: 1})
+
+
+def test_nobody_is_asked_at_the_terminal() -> None:
+    with (
+        SimulatorPool(fakes.TASK, 1, make=fakes.make_asking, deadlines=QUICK) as pool,
+        pytest.raises(SimulatorError, match="EOFError: EOF when reading a line"),
+    ):
+        pool.reset({0: 1})
+
+
+def test_what_makes_a_simulator_must_be_importable_by_name() -> None:
+    with pytest.raises(ValueError, match="<lambda> cannot be imported by a worker process"):
+        SimulatorPool(fakes.TASK, 1, make=lambda task, options: fakes.make_counting(task, options))
 
 
 def test_rows_and_sizes_out_of_range_are_refused() -> None:

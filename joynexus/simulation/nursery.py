@@ -1,0 +1,168 @@
+"""A process that imports a simulator's packages once and forks worker processes from there: one a family.
+
+In: the names of modules; then one request a worker process, with its pipe. Out: its process id. Never: a graphics
+context (it does not survive a fork), pickle, or a longer life than its parent's: with the nursery all its workers die.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from joynexus.simulation import worker
+from joynexus.simulation.interface import SimulatorError
+
+_PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
+_MAX_REQUEST_BYTES = 65_536
+_START = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main(int(sys.argv[1]), sys.argv[2])"
+
+
+class Child:
+    """A worker process that a nursery forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)  # names this very process, also when another gets its number
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False if it still runs after the timeout."""
+        return bool(select.select([self._handle], [], [], max(0.0, timeout_s))[0])
+
+    def kill(self) -> None:
+        """End it by force, and return when it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        select.select([self._handle], [], [])
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._handle)
+
+
+class Nursery:
+    """The parent's end.
+
+    Args:
+        preload: modules to import once; those that are not installed are left out.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(number), ",".join(preload), *sys.path],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(self, make: worker.MakeSimulator, pipe: Connection) -> Child:
+        """Fork a worker process that serves `pipe`; raises OSError if the nursery has died."""
+        name = f"{make.__module__}:{make.__qualname__}".encode()
+        with self._lock:
+            socket.send_fds(self._channel, [name], [pipe.fileno()])
+            answer = self._channel.recv(_MAX_REQUEST_BYTES)
+        if not answer:
+            raise ConnectionResetError("the process that starts simulators has died")
+        return Child(int(answer))
+
+    def close(self) -> None:
+        """End it, and with it its workers."""
+        self._channel.close()
+        self._process.wait()
+
+
+_nurseries: dict[tuple[str, ...], Nursery] = {}
+_lock = threading.Lock()
+
+
+def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Connection) -> Child:
+    """Fork a worker process from the nursery that has these modules imported, which is started if it does not run.
+
+    Args:
+        make: makes a simulator; a function of a module, which the worker process imports by name.
+        preload: modules that its nursery imports once.
+        pipe: the worker's end of the pipe to its pool.
+
+    Raises:
+        ValueError: if `make` is no function of a module that can be imported.
+        SimulatorError: if no process can be started.
+    """
+    if make.__module__ == "__main__" or not make.__qualname__.isidentifier():
+        raise ValueError(f"{make.__qualname__} cannot be imported by a worker process: put it into a module, by itself")
+    key = tuple(preload)
+    for attempt in (1, 2):  # one that died is started anew
+        with _lock:
+            if key not in _nurseries:
+                _nurseries[key] = Nursery(key)
+            nursery = _nurseries[key]
+        try:
+            return nursery.start(make, pipe)
+        except OSError as error:
+            with _lock:
+                if _nurseries.get(key) is nursery:
+                    del _nurseries[key]
+            nursery.close()
+            if attempt == 2:
+                raise SimulatorError(f"no process can be started for simulators: {error}") from error
+    raise AssertionError("the second attempt returns or raises")
+
+
+@atexit.register
+def _close_all() -> None:
+    with _lock:
+        for nursery in _nurseries.values():
+            nursery.close()
+        _nurseries.clear()
+
+
+def main(channel_number: int, preload: str) -> None:
+    """Be a nursery, until the parent is gone; `preload` has modules with commas between them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the channel
+    channel = socket.socket(fileno=channel_number)
+    for module in filter(None, preload.split(",")):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    while True:
+        name, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
+        if not numbers:
+            return  # the parent is gone, and the workers get the signal of this process's end
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that ended, whose CPU time has been read by now
+                pass
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            _be_worker(name.decode(), Connection(numbers[0]), parent)
+        os.close(numbers[0])
+        channel.send(str(pid).encode())
+
+
+def _be_worker(make: str, pipe: Connection, parent: int) -> None:
+    """Serve a pool, in a forked process; never returns."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:  # else that died before the kernel was told
+            module, _, function = make.partition(":")
+            worker.main(pipe, getattr(importlib.import_module(module), function))
+            code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
