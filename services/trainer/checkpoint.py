@@ -36,6 +36,8 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
         backbone: digest of the backbone whose features it was trained on.
         applied_seq: last op it covers.
         step: optimizer steps taken.
+        published: last version that was published.
+        update: name of the asynchronous update that is under way, whose `proximal` log-probabilities are here too.
         learner: the learner's own JSON part.
     """
 
@@ -46,6 +48,8 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     backbone: str
     applied_seq: int
     step: int
+    published: int = 0
+    update: str = ""
     learner: dict[str, Any] = {}
 
 

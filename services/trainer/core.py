@@ -15,11 +15,12 @@ from joynexus.vla.modules import check_modules
 from joynexus.vla.numerics import numerics_class
 from joynexus.vla.shared_forward import SharedForward, Store
 from joynexus.wire.arrays import Buffer
-from joynexus.wire.back import OpenSlot, TrainGroup
+from joynexus.wire.back import OpenSlot, TrainGroup, TrainItem
 from joynexus.wire.errors import ErrorCode
 from services.trainer.blobs import Blobs, OpenBlob, PutBlob
 from services.trainer.group import Answer, GroupRun
-from services.trainer.ops import Ops
+from services.trainer.ops import Batch, Ops, epoch_of
+from services.trainer.rl.reader import ExperienceReader
 from services.trainer.samples import SampleReader
 from services.trainer.slots import Slot, SlotKey, open_slot, refused
 
@@ -39,7 +40,7 @@ class TrainerEngine:
         max_rows: samples in one forward at most.
         max_slots: policies in memory at most; 0 means no limit.
         slot_bytes: a new policy that takes more than this to train is refused; 0 means no limit.
-        advance: called after each forward.
+        advance: called after each forward, and after each minibatch of a long op.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class TrainerEngine:
         self._clock = clock or BusyClock(backbone.device)
         self._blobs = Blobs(open_blob, put_blob, scratch)
         self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
-        self._reader = SampleReader(self._blobs, self._forward.key)
-        self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype))
+        self._samples = SampleReader(self._blobs, self._forward.key)
+        self._experience = ExperienceReader(self._blobs, self._forward.key)
+        self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype), advance)
 
     @property
     def policies(self) -> tuple[SlotKey, ...]:
@@ -79,8 +81,14 @@ class TrainerEngine:
         for key in group.close:
             self._slots.pop(key, None)
         self._drop_forgotten(group)
-        run = GroupRun(group, buffers, self._slots, self._open, self._reader, self._forward, self._ops, self._clock)
+        run = GroupRun(group, buffers, self._slots, self._open, self._read, self._forward, self._ops, self._clock)
         return run.answers()
+
+    def _read(self, item: TrainItem, buffers: Sequence[Buffer], slot: Slot) -> Batch:
+        """Gather what an op trains on; errors as `SampleReader.read` and `ExperienceReader.read`."""
+        if item.kind == "rl_epoch":
+            return self._experience.read(epoch_of(item), item.feature_scope, slot)
+        return self._samples.read(item, buffers, slot.spec)
 
     def _drop_forgotten(self, group: TrainGroup) -> None:
         """Make room that nobody asked for: a master that was restarted knows of no slot that was opened before."""

@@ -10,15 +10,19 @@ from collections.abc import Callable
 
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.version_file import write_version
-from joynexus.wire.back import TrainDone, TrainItem
+from joynexus.wire.back import RlBegin, RlEpoch, TrainDone, TrainItem
 from joynexus.wire.errors import ErrorCode, Failure
 from joynexus.wire.front import OpResult
 from services.trainer.blobs import Blobs
+from services.trainer.rl.reader import Gathered, update_name
 from services.trainer.samples import TrainBatch
 from services.trainer.slots import Slot, refused
 
-NEEDS_FEATURES = frozenset({"forward_backward", "train_step"})
-"""Kinds of ops that train on samples."""
+Batch = TrainBatch | Gathered
+"""What an op trains on: samples, or experience."""
+
+NEEDS_FEATURES = frozenset({"forward_backward", "train_step", "rl_epoch"})
+"""Kinds of ops that train on a batch."""
 
 
 class Ops:
@@ -27,11 +31,13 @@ class Ops:
     Args:
         blobs: where versions and states go and come from.
         numerics_class: of this process; written into versions.
+        advance: called after each minibatch of a long op.
     """
 
-    def __init__(self, blobs: Blobs, numerics_class: str) -> None:
+    def __init__(self, blobs: Blobs, numerics_class: str, advance: Callable[[], None]) -> None:
         self._blobs = blobs
         self._numerics_class = numerics_class
+        self._advance = advance
         self._kinds: dict[str, Callable[[Slot, TrainItem], TrainDone]] = {
             "optim_step": lambda slot, item: make_done(slot, item, slot.optim_step()),
             "publish": self._publish,
@@ -39,6 +45,7 @@ class Ops:
             "checkpoint": self._save,
             "load_state": self._load,
             "load_weights": self._load_weights,
+            "rl_begin": self._begin_rl,
         }
 
     def do(self, slot: Slot, item: TrainItem) -> TrainDone:
@@ -50,16 +57,22 @@ class Ops:
         """
         return self._kinds[item.kind](slot, item)
 
-    def train(self, slot: Slot, item: TrainItem, batch: TrainBatch, features: list[VLAFeature]) -> TrainDone:
-        """Do an op that trains on samples; errors as `do`."""
-        work = slot.train_step if item.kind == "train_step" else slot.forward_backward
-        return make_done(slot, item, work(batch, features, item.seq), samples=len(features))
+    def train(self, slot: Slot, item: TrainItem, batch: Batch, features: list[VLAFeature]) -> TrainDone:
+        """Do an op that trains on a batch; errors as `do`."""
+        if isinstance(batch, TrainBatch):
+            work = slot.train_step if item.kind == "train_step" else slot.forward_backward
+            metrics = work(batch, features, item.seq)
+        else:
+            epoch = epoch_of(item)
+            metrics = slot.rl_epoch(epoch, update_name(epoch), batch.experience, features, self._advance)
+        return make_done(slot, item, metrics, samples=len(features))
 
     def _publish(self, slot: Slot, item: TrainItem) -> TrainDone:
         slot.check_finite()
         digest, nbytes = self._blobs.put(
             lambda path: write_version(path, slot.trained, item.version, numerics_class=self._numerics_class)
         )
+        slot.published = item.version
         return make_done(slot, item, digest=digest, version=item.version, nbytes=nbytes)
 
     def _save(self, slot: Slot, item: TrainItem) -> TrainDone:
@@ -78,6 +91,23 @@ class Ops:
     def _load_weights(self, slot: Slot, item: TrainItem) -> TrainDone:
         slot.load_weights(self._blobs.path(item.payload))
         return make_done(slot, item)
+
+    def _begin_rl(self, slot: Slot, item: TrainItem) -> TrainDone:
+        if not isinstance(item.rl, RlBegin):
+            raise refused(ErrorCode.INVALID, "rl_begin says nothing of what to begin with")
+        slot.begin_rl(item.rl)
+        return make_done(slot, item)
+
+
+def epoch_of(item: TrainItem) -> RlEpoch:
+    """Return what an `rl_epoch` is to do.
+
+    Raises:
+        JoyNexusError: `INVALID` if it does not say.
+    """
+    if not isinstance(item.rl, RlEpoch):
+        raise refused(ErrorCode.INVALID, "rl_epoch says nothing of what to train on")
+    return item.rl
 
 
 def make_done(

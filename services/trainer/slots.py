@@ -7,21 +7,27 @@ of order, or a step of one policy that another policy can notice.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from joynexus.contract import struct_digest
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.learner import Learner
 from joynexus.vla.policy import Policy
-from joynexus.wire.back import OpenSlot, TrainDone, TrainItem
+from joynexus.wire.back import OpenSlot, RlBegin, RlEpoch, TrainDone, TrainItem
 from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
 from services.trainer.checkpoint import CheckpointMeta, read_checkpoint, write_checkpoint
+from services.trainer.rl.epoch import proximal_log_prob, run_epoch
+from services.trainer.rl.experience import Experience, values_of
 from services.trainer.samples import TrainBatch
 
 _REMEMBERED_RESULTS = 4096
+_PROXIMAL = "proximal"
+"""Name of a tensor in checkpoints that is none of the learner's."""
 
 SlotKey = tuple[str, str]
 """Tenant and policy."""
@@ -37,8 +43,8 @@ class Slot:
     Attributes:
         tenant, policy: whose it is.
         spec: what it was made from.
-        nbytes: memory that it takes.
         applied_seq: last op that was applied.
+        published: last version that was published.
     """
 
     def __init__(self, opening: OpenSlot, backbone: Backbone) -> None:
@@ -48,13 +54,14 @@ class Slot:
             ValueError: if the spec cannot be built, or asks for hidden states that the backbone has not.
         """
         self.tenant, self.policy, self.spec = opening.tenant, opening.policy, opening.spec
-        self.applied_seq = 0
+        self.applied_seq = self.published = 0
         self._backbone = backbone.digest
         fresh = not opening.checkpoint
         policy = Policy(opening.spec, backbone.digest, backbone.hidden_size, device=backbone.device, drawn=fresh)
         backbone.check_layers(policy.layers)
-        self.nbytes = policy.memory_bytes
         self._learner = Learner(policy)
+        # Of an asynchronous update that is under way: its name, and its `proximal_log_prob`.
+        self._proximal: tuple[str, Tensor] | None = None
         # By (seq, is a checkpoint): the answer, and whether the op was skipped.
         self._results: OrderedDict[tuple[int, bool], tuple[TrainDone, bool]] = OrderedDict()
         self._checkpoints = {"": 0}  # the states that this one descends from: digest and op
@@ -64,6 +71,11 @@ class Slot:
     def trained(self) -> Policy:
         """The policy itself."""
         return self._learner.policy
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.trained.memory_bytes
 
     @property
     def step(self) -> int:
@@ -181,13 +193,72 @@ class Slot:
             raise
         return metrics | self.optim_step()
 
+    def begin_rl(self, begin: RlBegin) -> None:
+        """Make the policy ready to learn from rewards; gradients that wait are dropped.
+
+        Raises:
+            JoyNexusError: `INVALID` if it cannot be; then nothing changed.
+        """
+        try:
+            self._learner.begin_rl(begin)
+        except ValueError as error:
+            raise refused(ErrorCode.INVALID, str(error)) from error
+        self._proximal = None
+
+    def rl_epoch(
+        self,
+        epoch: RlEpoch,
+        update: str,
+        experience: Experience,
+        features: list[VLAFeature],
+        advance: Callable[[], None],
+    ) -> dict[str, float]:
+        """Go over an update's experience once; return the metrics. `update` is its name, see `update_name`.
+
+        In asynchronous jobs ratios are taken to the policy as it was when the update began; what it said is kept, in
+        checkpoints too, until the update's last epoch.
+
+        Raises:
+            JoyNexusError: `INVALID` if the policy is not ready for this, `BAD_DATA` if the samples cannot be its own,
+                `NON_FINITE` if every minibatch was vetoed; then nothing changed.
+        """
+        begun, needed = self.trained.rl, values_of(epoch.algorithm, self.spec.chunk)
+        if begun is None:
+            raise refused(ErrorCode.INVALID, "the policy is not ready to learn from rewards: send rl_begin first")
+        if needed and (begun.critic is None or begun.values != needed):
+            has = "none" if begun.critic is None else str(begun.values)
+            raise refused(
+                ErrorCode.INVALID,
+                f"the value head gives {has} for each chunk, but PPO at level '{epoch.algorithm.level}' needs {needed} "
+                "values: send rl_begin with them first",
+            )
+        reference, proximal = experience.log_prob, None
+        try:
+            if epoch.weight_limit:
+                proximal = self._proximal
+                if proximal is None or proximal[0] != update:
+                    said = proximal_log_prob(self.trained, experience, features, epoch.algorithm, advance)
+                    proximal = update, said
+                reference = proximal[1]
+            result = run_epoch(self._learner, experience, features, epoch, reference, advance)
+        except ValueError as error:
+            raise refused(ErrorCode.BAD_DATA, str(error)) from error
+        if result.vetoed and not result.steps:
+            raise refused(
+                ErrorCode.NON_FINITE,
+                "no minibatch had a finite loss and gradient, so nothing changed: check the rewards' scale, or lower "
+                "the learning rate",
+            )
+        self._proximal = None if epoch.epoch + 1 >= epoch.algorithm.epochs else proximal
+        return result.metrics
+
     def check_finite(self) -> None:
         """Refuse weights that overflowed; they must not leave memory.
 
         Raises:
             JoyNexusError: `NON_FINITE`, naming the first tensor.
         """
-        for name, tensor in self.trained.module.state_dict().items():
+        for name, tensor in self.trained.tensors().items():
             if not torch.isfinite(tensor).all():
                 sentence = f"'{name}' holds NaN or infinities: load an earlier state and lower the learning rate"
                 raise refused(ErrorCode.NON_FINITE, sentence)
@@ -205,6 +276,9 @@ class Slot:
             raise refused(ErrorCode.INVALID, "gradients wait to be applied: send optim_step before the state is saved")
         self.check_finite()
         tensors, meta = self._learner.state()
+        update, said = self._proximal or ("", None)
+        if said is not None:
+            tensors[_PROXIMAL] = said
         write_checkpoint(
             path,
             tensors,
@@ -215,6 +289,8 @@ class Slot:
                 backbone=self._backbone,
                 applied_seq=seq,
                 step=self.step,
+                published=self.published,
+                update=update,
                 learner=meta,
             ),
         )
@@ -234,7 +310,10 @@ class Slot:
             raise ValueError(
                 f"the state {digest} was trained on backbone {meta.backbone}, but this trainer has {self._backbone}"
             )
+        said = tensors.pop(_PROXIMAL, None)
         self._learner.load(tensors, meta.learner)
+        self._proximal = None if said is None else (meta.update, said.clone())
+        self.published = max(self.published, meta.published)
         return meta
 
     def load_weights(self, path: Path) -> None:
@@ -247,6 +326,7 @@ class Slot:
             self._learner.load_weights(path)
         except ValueError as error:
             raise refused(ErrorCode.BAD_DATA, str(error)) from error
+        self._proximal = None
 
     def resumed(self, opening: OpenSlot) -> None:
         """Take the place in the order of ops that the checkpoint just loaded has."""

@@ -152,8 +152,8 @@ def test_an_epoch_after_the_first_forwards_nothing(bench: Bench) -> None:
 def test_pictures_of_a_data_set_are_hashed_once_for_each_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_dataset(bench.blobs)
     hashed = []
-    key = bench.engine._reader._key_of
-    monkeypatch.setattr(bench.engine._reader, "_key_of", lambda *what: hashed.append(1) or key(*what))
+    key = bench.engine._samples._key_of
+    monkeypatch.setattr(bench.engine._samples, "_key_of", lambda *what: hashed.append(1) or key(*what))
     group = Group(opening("arm"))
     for seq in range(1, 6):
         group.steps("arm", seq, [0, 1, 2], manifest)
