@@ -48,7 +48,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A data set, read, checked, decoded and frozen.
 
     Attributes:
-        source_format: `lerobot-v2.0`, `lerobot-v2.1`, `lerobot-v3.0`.
+        source_format: `lerobot-v2.0`, `lerobot-v2.1`, `lerobot-v3.0`, `libero-hdf5`, `robomimic-hdf5`.
         source_digest: digest of the source files' names and contents.
         fps: steps per second.
         contract: embodiment contract of the recordings.

@@ -18,7 +18,9 @@ commands = typer.Typer(help="Push and check data sets.", no_args_is_help=True)
 @commands.command()
 def push(
     name: Annotated[str, typer.Argument(help="Name of the data set from here on.")],
-    folder: Annotated[Path, typer.Argument(help="LeRobot data set (v2.0, v2.1 or v3.0).")],
+    folder: Annotated[
+        Path, typer.Argument(help="LeRobot data set (v2.0, v2.1, v3.0), or HDF5 files as LIBERO has them.")
+    ],
     image_side: Annotated[int, typer.Option(help="Resize pictures to this many pixels a side; 0 keeps them.")] = 0,
     config: Config = None,
     json: Json = False,

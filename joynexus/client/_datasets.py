@@ -37,11 +37,12 @@ class DatasetVerbs:
         progress: bool = True,
         wait: bool = True,
     ) -> Flow[DatasetInfo]:
-        """Upload a LeRobot data set and have it checked; what the service has already is not sent again.
+        """Upload a data set and have it checked; what the service has already is not sent again.
 
         Args:
             name: name of the set from here on; pushing other content under it makes the name point there.
-            folder: folder with `meta/`, `data/` and perhaps `videos/`.
+            folder: LeRobot's, with `meta/`, `data/` and perhaps `videos/`; or HDF5 files as LIBERO and robomimic write
+                them.
             image_side: resize pictures to this many pixels a side; 0 keeps them.
             progress: draw a progress bar on a terminal's standard error.
             wait: wait until the set is checked and prepared.
@@ -130,8 +131,9 @@ def _hashed(root: Path) -> tuple[list[Path], list[_blobs.LocalBlob]]:
 
 def _files(root: Path) -> list[Path]:
     """List the files of a set, in order; hidden ones (a downloader's cache, an editor's swap) do not belong to it."""
-    if not (root / "meta" / "info.json").is_file():
-        raise ValueError(f"{root} is not a LeRobot data set: it has no meta/info.json")
+    hdf5 = root.is_dir() and any(path.suffix in (".hdf5", ".h5") for path in root.iterdir())
+    if not hdf5 and not (root / "meta" / "info.json").is_file():
+        raise ValueError(f"{root} is no data set: it has neither LeRobot's meta/info.json nor an HDF5 file")
     paths = [
         path
         for path in sorted(root.rglob("*"))

@@ -37,6 +37,7 @@ from joynexus.wire.back import (
     SampleIndices,
 )
 from joynexus.wire.front import ActionError, FileEntry
+from services.env.datasets.check import is_dataset
 from services.env.datasets.prepare import prepare_dataset
 from services.env.datasets.report import DatasetError
 from services.env.producers.action_error import ActionErrors
@@ -72,7 +73,7 @@ def find_mounted(folder: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else ():
         name = re.sub(r"[^a-z0-9_-]", "-", path.name.lower())
-        if (path / "meta" / "info.json").is_file() and NAME_PATTERN.fullmatch(name):
+        if path.is_dir() and is_dataset(path) and NAME_PATTERN.fullmatch(name):
             found.setdefault(name, path)
     return found
 

@@ -148,6 +148,13 @@ def _decode_picture(folder: DatasetFolder, value: object, where: str, size: tupl
     return _rgb(frames[0], size)
 
 
+def resize(picture: Picture, size: tuple[int, int]) -> Picture:
+    """Return a picture, [H, W, 3] uint8, with (height, width) `size`, by area averaging."""
+    if picture.shape[:2] == size:
+        return picture
+    return _rgb(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24"), size)
+
+
 def _rgb(frame: av.VideoFrame, size: tuple[int, int] | None) -> Picture:
     if size is not None and size != (frame.height, frame.width):
         frame = frame.reformat(height=size[0], width=size[1], format="rgb24", interpolation="AREA")

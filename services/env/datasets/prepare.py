@@ -1,6 +1,6 @@
 """Turn a data set into blobs that can be trained on: read once, checked, decoded, frozen.
 
-In: a LeRobot folder and a blob store. Out: a `DatasetManifest` and one safetensors blob an episode. Never: more than a
+In: a data set's folder, a blob store. Out: a `DatasetManifest` and one safetensors blob an episode. Never: more than a
 few pictures in memory, a blob of an episode that was not read to its end, or a manifest with an error in it.
 """
 
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from joynexus.contract import Camera, Contract
 from joynexus.datasets import DatasetManifest, EpisodeEntry
 from joynexus.statistics import compute_statistics
-from services.env.datasets.check import Scan, scan_dataset
-from services.env.datasets.pictures import Picture, decode_column, decode_video
+from services.env.datasets.check import scan_dataset
+from services.env.datasets.scan import Scan
 
 
 class BlobSink(Protocol):
@@ -48,7 +48,7 @@ def prepare_dataset(
     """Validate a data set and store it as blobs.
 
     Args:
-        folder: LeRobot v2.0, v2.1 or v3.0 folder.
+        folder: LeRobot v2.0, v2.1 or v3.0, or HDF5 files as LIBERO and robomimic write them.
         blobs: where the episodes go, such as a `BlobStore`.
         image_side: if given, larger pictures are shrunk until their longer side has this many pixels; the contract's
             cameras say so.
@@ -72,9 +72,9 @@ def prepare_dataset(
         entries.append(_store_episode(scan, number, contract, blobs, alive))
     progress(len(scan.rows), len(scan.rows))
     return DatasetManifest(
-        source_format=scan.layout.source_format,
+        source_format=scan.source_format,
         source_digest=scan.folder.digest(alive),
-        fps=scan.layout.fps,
+        fps=scan.fps,
         contract=contract,
         statistics=compute_statistics([rows.state for rows in scan.rows], [rows.action for rows in scan.rows]),
         episodes=tuple(entries),
@@ -104,22 +104,12 @@ def _store_episode(
     ]
     for camera in contract.cameras:
         shape = (length, camera.height, camera.width, 3)
-        tensors.append((f"image.{camera.name}", shape, "uint8", _pictures(scan, number, camera)))
+        tensors.append((f"image.{camera.name}", shape, "uint8", scan.pictures(number, camera)))
     with blobs.new_file() as path:
         with path.open("wb") as file:
             _write_safetensors(file, tensors, alive)
         digest, nbytes = blobs.put_file(path, move=True)
     return EpisodeEntry(length=length, instruction=scan.instructions[number], blob=digest, nbytes=nbytes)
-
-
-def _pictures(scan: Scan, number: int, camera: Camera) -> Iterator[Picture]:
-    source = next(source for source in scan.layout.cameras if source.name == camera.name)
-    episode, rows = scan.layout.episodes[number], scan.rows[number]
-    size = (camera.height, camera.width)
-    if source.video:
-        file = episode.videos[source.key].file
-        return decode_video(scan.folder, file, scan.frames[number][source.key], size)
-    return decode_column(scan.folder, episode.table, source.key, rows.first_row, len(rows.state), size)
 
 
 def _write_safetensors(

@@ -20,7 +20,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What a data set holds, as far as it could be read.
 
     Attributes:
-        source_format: `lerobot-v2.0`, `lerobot-v2.1`, `lerobot-v3.0`.
+        source_format: `lerobot-v2.0`, `lerobot-v2.1`, `lerobot-v3.0`, `libero-hdf5`, `robomimic-hdf5`.
         robot: name of the embodiment.
         episodes, steps: how many of each.
         fps: steps per second.

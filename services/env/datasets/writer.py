@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from joynexus.contract import Contract
-from services.env.datasets.check import CONTRACT_FILE
+from services.env.datasets.lerobot import CONTRACT_FILE
 from services.env.encoding import Codec, VideoWriter, encode_png
 
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
