@@ -1,8 +1,8 @@
 """A tenant's own environment: found by name, made in a worker process, and held to what its contract says.
 
 In: `module:function`, where the function returns a `Simulator` or a `gymnasium.Env`. Out: a simulator that does what
-was asked (cameras, limit), or a sentence on what is wrong with it. Never: a number that is not finite, or an
-observation of another shape, let through to a policy.
+was asked (cameras, limit, whether solving the task ends an episode), or a sentence on what is wrong with it. Never: a
+number that is not finite, or an observation of another shape, let through to a policy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from joynexus.simulation.gymnasium_env import GymnasiumSimulator
 from joynexus.simulation.interface import (
+    Picture,
     SimObservation,
     Simulator,
     SimulatorError,
@@ -30,19 +31,19 @@ from joynexus.simulation.interface import (
 _FORM = "name it as module:function, e.g. my_module:make_env"
 
 
-def make_own(task: str, options: SimulatorOptions, *, target: str, instruction: str = "") -> Simulator:
+def make_own(task: str, options: SimulatorOptions) -> Simulator:
     """Make a tenant's environment, in this process.
 
     Args:
-        task: its name, for sentences.
+        task: `module:function`, and behind a space maybe a task text in place of its own. The function may take the
+            options.
         options: cameras are chosen among its own by name; the limit takes the place of its own.
-        target: `module:function`; the function may take these options.
-        instruction: task text in place of its own.
 
     Raises:
         SimulatorError: if it cannot be imported or made.
         ValueError: if it has not what the options ask for.
     """
+    target, _, instruction = task.partition(" ")
     function = load(target)
     try:
         made = function(options) if inspect.signature(function).parameters else function()
@@ -98,6 +99,7 @@ class _Held:
         self._made = made
         self._views = [own.cameras.index(camera) for camera in wanted]
         self._count = len(own.cameras)
+        self._end_at_success = options.end_at_success
         self._steps = 0
         self.contract = msgspec.structs.replace(own, cameras=wanted, episode_limit=limit)
         self.instruction = instruction or made.instruction
@@ -110,30 +112,38 @@ class _Held:
     def step_chunk(
         self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
     ) -> StepResult:
-        actions = actions[: self.contract.episode_limit - self._steps]
         if self.contract.action_low or self.contract.action_high:
             actions = np.clip(actions, self.contract.action_low or None, self.contract.action_high or None)
+        actions = actions[: self.contract.episode_limit - self._steps].astype(np.float32)
         render, final = render and bool(self._views), final and bool(self._views)
-        result = self._made.step_chunk(actions.astype(np.float32), render=render, final=final, record=record)
-        rewards = np.asarray(result.rewards, np.float32)
-        if rewards.ndim != 1 or not 1 <= len(rewards) <= len(actions):
-            raise ValueError(f"rewards have shape {rewards.shape} after {len(actions)} actions: give one an action")
-        if not np.isfinite(rewards).all():
-            raise ValueError("a reward is NaN or infinite")
-        self._steps += len(rewards)
-        done = bool(result.done) or self._steps >= self.contract.episode_limit
-        if not done and len(rewards) < len(actions):
-            raise ValueError(f"{len(rewards)} of {len(actions)} actions were executed, but the episode has not ended")
-        return result._replace(
-            observation=self._checked(result.observation, final if done else render),
-            rewards=rewards,
-            success=bool(result.success),
-            done=done,
-            terminated=bool(result.terminated),
-        )
+        rewards: list[float] = []
+        frames: list[Picture] = []
+        success = False
+        for number, action in enumerate(actions, start=1):  # by itself: it may be the one that solves the task
+            draw = render and number == len(actions)
+            result = self._made.step_chunk(action[None], render=draw, final=final, record=record)
+            rewards.append(self._paid(result))
+            frames += result.frames
+            self._steps += 1
+            success = success or bool(result.success)
+            terminated = bool(result.terminated) or (success and self._end_at_success)
+            done = bool(result.done) or terminated or self._steps >= self.contract.episode_limit
+            if done:
+                break
+        shown = final and not terminated if done else render
+        seen = self._checked(result.observation, shown)
+        return StepResult(seen, np.array(rewards, np.float32), success, done, terminated, tuple(frames))
 
     def close(self) -> None:
         self._made.close()
+
+    def _paid(self, result: StepResult) -> float:
+        rewards = np.asarray(result.rewards, np.float32)
+        if rewards.shape != (1,):
+            raise ValueError(f"rewards have shape {rewards.shape}: give one for each executed action")
+        if not np.isfinite(rewards).all():
+            raise ValueError("a reward is NaN or infinite")
+        return float(rewards[0])
 
     def _checked(self, seen: SimObservation, render: bool) -> SimObservation:
         contract = self.contract
