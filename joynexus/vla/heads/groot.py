@@ -1,7 +1,7 @@
 """`groot`: chunks sampled by flow matching, with a diffusion transformer that attends to the feature.
 
 In: features, a state, noise. Out: a chunk that is one sample of what may be done here. Never: noise of its own; equal
-seeds give equal chunks.
+seeds give equal chunks. How it explores is in `flow`.
 
 Where demonstrations do the same thing in two ways, regression learns their mean, which is neither; sampling picks one.
 
@@ -13,16 +13,17 @@ attend to the feature and to their own tokens (state, learned future tokens, chu
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from joynexus.specs import PolicySpec
+from joynexus.specs import ExplorationSpec, PolicySpec
 from joynexus.vla.feature import PaddedFeature
-from joynexus.vla.heads.base import MILLION, ActionModule, linear, normal, read_config
+from joynexus.vla.heads.base import MILLION, ActionModule, Drawn, linear, normal, read_config
+from joynexus.vla.heads.flow import Field, FlowExploration, FlowNoise, FlowSde
 from joynexus.vla.heads.transformer import Block, KeysValues, TimeNorm, sinusoid
 from joynexus.vla.noise import Noise
 
@@ -116,13 +117,11 @@ class Groot(ActionModule):
 
     def forward(self, feature: PaddedFeature, state: Tensor, noise: Noise) -> Tensor:
         """Sample a chunk; see `ActionModule.forward`."""
-        contexts, leading = self._contexts(feature), self._leading(state)
-        chunk = noise.normal(1, self.chunk, self.action_dim)
+        field, chunk = self._field(feature, state), noise.normal(self.chunk, self.action_dim)
         for step in range(self.timesteps):
-            time = torch.full(chunk.shape[:2], step / self.timesteps, device=chunk.device)
-            velocity = self._velocity(chunk, time, leading, contexts, feature.mask, None)
+            velocity, _ = field(chunk, chunk.new_full(chunk.shape[:1], step / self.timesteps))
             chunk = chunk + velocity / self.timesteps
-        return chunk[:, 0]
+        return chunk
 
     def loss(self, feature: PaddedFeature, state: Tensor, action: Tensor, action_mask: Tensor, noise: Noise) -> Tensor:
         """Return the mean squared error of the velocity over valid steps, dimensions and noisy chunks.
@@ -134,13 +133,47 @@ class Groot(ActionModule):
         start = noise.normal(self.repeats, self.chunk, self.action_dim)
         mixed = torch.lerp(start, clean.expand_as(start), time[..., None, None])
         seen = None if bool(action_mask.all()) else action_mask
-        velocity = self._velocity(mixed, time, self._leading(state), self._contexts(feature), feature.mask, seen)
+        tokens = self._tokens(mixed, time, self._leading(state), self._contexts(feature), feature.mask, seen)
+        velocity = self._read_velocity(tokens)
         error = (velocity - (clean - start)).square()
         valid = action_mask.to(error.dtype)
         total: Tensor = (error * valid[:, None, :, None]).sum()
         return total / (valid.sum().clamp(min=1.0) * self.repeats * self.action_dim)
 
-    def _velocity(
+    def exploration(self, spec: ExplorationSpec, random: torch.Generator) -> FlowExploration:
+        """Make what `spec.flow` names."""
+        if spec.flow == "sde":
+            return FlowSde(spec, self.timesteps)
+        return FlowNoise(spec, self.timesteps, self.width, self.action_dim, random)
+
+    def explore(self, feature: PaddedFeature, state: Tensor, noise: Noise, exploration: nn.Module) -> Drawn:
+        """Draw chunks from the starts that `forward` would take."""
+        start = noise.normal(self.chunk, self.action_dim)
+        return cast(FlowExploration, exploration).explore(self._field(feature, state), start, noise)
+
+    def log_prob(
+        self, feature: PaddedFeature, state: Tensor, sample: Tensor, exploration: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Judge chunks that were drawn; see `ActionModule.log_prob`."""
+        shape = self.chunk, self.action_dim
+        return cast(FlowExploration, exploration).log_prob(self._field(feature, state), sample, shape)
+
+    def _field(self, feature: PaddedFeature, state: Tensor) -> Field:
+        """Return the velocity field of these samples, one chunk of each."""
+        contexts, leading = self._contexts(feature), self._leading(state)
+
+        def field(chunk: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+            tokens = self._tokens(chunk[:, None], time[:, None], leading, contexts, feature.mask, None)
+            return self._read_velocity(tokens)[:, 0], tokens[:, 0]
+
+        return field
+
+    def _read_velocity(self, tokens: Tensor) -> Tensor:
+        """Turn tokens [..., W] into velocities [..., A]."""
+        velocity: Tensor = self.velocity_out(functional.relu(self.velocity_in(tokens)))
+        return velocity
+
+    def _tokens(
         self,
         chunk: Tensor,
         time: Tensor,
@@ -149,7 +182,7 @@ class Groot(ActionModule):
         feature_mask: Tensor,
         action_mask: Tensor | None,
     ) -> Tensor:
-        """Predict the velocity [B, R, chunk, A] of noisy chunks of that shape at times [B, R]."""
+        """Return tokens [B, R, chunk, W] that tell the velocity of noisy chunks [B, R, chunk, A] at times [B, R]."""
         embedded = self.time_out(functional.silu(self.time_in(sinusoid(time, _TIME_SINUSOID))))
         moment = sinusoid(time, self.width)[:, :, None].expand(-1, -1, self.chunk, -1)
         actions = functional.silu(self.action_middle(torch.cat([self.action_in(chunk), moment], dim=-1)))
@@ -160,9 +193,8 @@ class Groot(ActionModule):
             own_mask = torch.cat([action_mask.new_ones(leading.shape[:2]), action_mask], dim=1)
         for block, context in zip(self.blocks, contexts, strict=True):
             x = block(x, embedded, context, own_mask if context is None else feature_mask)
-        x = self.last_norm(x[:, :, -self.chunk :], embedded)
-        velocity: Tensor = self.velocity_out(functional.relu(self.velocity_in(x)))
-        return velocity
+        tokens: Tensor = self.last_norm(x[:, :, -self.chunk :], embedded)
+        return tokens
 
     def _contexts(self, feature: PaddedFeature) -> list[KeysValues | None]:
         """Keys and values of the feature for each block that attends to it."""
