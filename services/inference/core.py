@@ -5,8 +5,9 @@ or `WeightsRefused`. Never: sockets, actions that depend on who else is in the g
 another one is bad: what is wrong with a request is found before it joins the forward, and a row that makes a forward
 fail nevertheless is found by halving the group.
 
-Features of a data set's pictures (`PredictItem.feature_scope`) go to the store that all roles of the host share; those
-of a robot's or simulator's stay in memory for a while, so that several versions may act on the same moment.
+Features of a data set's pictures (`PredictItem.feature_scope`), and of what a policy explores from (`Act.explore`), go
+to the store that all roles of the host share: a trainer will want them. Those of other moments of a robot or simulator
+stay in memory for a while, so that several versions may act on the same moment.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from joynexus.vla.feature import Observation
 from joynexus.vla.feature_memory import FeatureMemory
 from joynexus.vla.shared_forward import ForwardFailed, Need, SharedForward, Store
 from joynexus.wire import limits
-from joynexus.wire.arrays import ArrayPacker, Buffer, rebuild
+from joynexus.wire.arrays import Array, ArrayPacker, Buffer, rebuild
 from joynexus.wire.back import (
     PredictDone,
     Predicted,
@@ -38,7 +39,7 @@ from joynexus.wire.back import (
     WeightsRefused,
 )
 from joynexus.wire.errors import ErrorCode, Failure, JoyNexusError, WireError, failure
-from joynexus.wire.front import Act
+from joynexus.wire.front import Act, Exploration
 from services.inference.versions import OpenBlob, Served, Shelf
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ class _Request:
 
     item: PredictItem
     served: Served
+    act: Act
     state: npt.NDArray[np.float32]
-    seeds: Sequence[int] | None
     need: Need
     busy_s: float = 0.0
 
@@ -64,7 +65,7 @@ class PredictEngine:
     Args:
         backbone: shared and frozen.
         open_blob: gives a version's file.
-        features: keeps features of data sets; None keeps them as the others.
+        features: keeps features of data sets and of what is explored from; None keeps them as the others.
         keep_all: keep all features there.
         memory_bytes: most bytes of the features that are kept in memory only.
         max_versions, budget_bytes: versions in memory at most.
@@ -121,10 +122,10 @@ class PredictEngine:
         elapsed = self._clock.start()
         try:
             served = self._shelf.get(item.tenant, item.policy, item.version, item.digest)
-            state, seeds, seen = _read(item, buffers, served)
+            act, state, seen = _read(item, buffers, served)
             scope = item.feature_scope or f"tenant:{item.tenant}"
             keys = [self._forward.key(scope, observation) for observation in seen]
-            store = self._features if item.feature_scope or self._keep_all else None
+            store = self._features if item.feature_scope or act.explore or self._keep_all else None
             need = self._forward.look_up(keys, seen.__getitem__, served.policy.layers, store)
         except JoyNexusError as error:
             refused = error.failure
@@ -133,7 +134,7 @@ class PredictEngine:
         except Exception:  # a fault of ours over one request must not take the other tenants down
             refused = _note_fault(item)
         else:
-            return _Request(item, served, state, seeds, need, elapsed())
+            return _Request(item, served, act, state, need, elapsed())
         return Predicted(request=item.request, version=item.version, error=refused, busy_s=elapsed())
 
     def _act(self, request: _Request, packer: ArrayPacker) -> Predicted:
@@ -146,11 +147,8 @@ class PredictEngine:
             backbone_forwards=request.need.forwards,
         )
         try:
-            actions = request.served.policy.act(request.need.features(), request.state, seeds=request.seeds)
-            if not np.isfinite(actions).all():
-                sentence = "the policy's actions are not finite: use an earlier version"
-                raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
-            answer = msgspec.structs.replace(answer, actions=packer.add(actions))
+            actions, exploration = _actions(request, packer)
+            answer = msgspec.structs.replace(answer, actions=actions, exploration=exploration)
         except JoyNexusError as error:
             answer = msgspec.structs.replace(answer, error=error.failure)
         except ForwardFailed as error:
@@ -165,6 +163,35 @@ class PredictEngine:
         return msgspec.structs.replace(answer, busy_s=request.busy_s + request.need.busy_s + elapsed())
 
 
+def _actions(request: _Request, packer: ArrayPacker) -> tuple[Array, Exploration | None]:
+    """Let the policy act, or explore, and pack what it returns.
+
+    Raises:
+        JoyNexusError: `NON_FINITE` if that is not finite, or as `Need.features`.
+        ForwardFailed, ValueError: as `Need.features` and `Policy.act`.
+    """
+    policy, features, state = request.served.policy, request.need.features(), request.state
+    seeds = request.act.seeds or [0] * len(state)
+    if not request.act.explore:
+        actions = policy.act(features, state, seeds=seeds)
+        _check_finite(actions)
+        return packer.add(actions), None
+    explored = policy.explore(features, state, seeds=seeds)
+    _check_finite(*explored)
+    return packer.add(explored.actions), Exploration(
+        sample=packer.add(explored.sample),
+        log_prob=packer.add(explored.log_prob),
+        value=packer.add(explored.value),
+        keys=tuple(request.need.keys),
+    )
+
+
+def _check_finite(*arrays: npt.NDArray[np.float32]) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
+        sentence = "the policy's actions are not finite: use an earlier version"
+        raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
+
+
 def _note_fault(item: PredictItem) -> Failure:
     """Log the exception that is being handled; return what the tenant is told."""
     log.exception("request %s of policy '%s' of tenant '%s' failed", item.request, item.policy, item.tenant)
@@ -174,8 +201,8 @@ def _note_fault(item: PredictItem) -> Failure:
 
 def _read(
     item: PredictItem, buffers: Sequence[Buffer], served: Served
-) -> tuple[npt.NDArray[np.float32], Sequence[int] | None, list[Observation]]:
-    """Decode a request into states, seeds and observations, and check it against the policy's contract.
+) -> tuple[Act, npt.NDArray[np.float32], list[Observation]]:
+    """Decode a request and its states and observations, and check it against the policy and its contract.
 
     Raises:
         JoyNexusError: one sentence, naming expected and got.
@@ -201,4 +228,7 @@ def _read(
     if act.seeds and len(act.seeds) != rows:
         sentence = f"{len(act.seeds)} seeds came for {rows} rows: give one a row, or none"
         raise JoyNexusError(failure(ErrorCode.INVALID, sentence))
-    return state, act.seeds or None, inputs.observations(contract, rows, images, act.instructions)
+    if act.explore and served.policy.actor_critic is None:
+        sentence = f"version {served.version} cannot explore: ask for one that an RL job published"
+        raise JoyNexusError(failure(ErrorCode.INVALID, sentence))
+    return act, state, inputs.observations(contract, rows, images, act.instructions)
