@@ -16,8 +16,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "JOYNEXUS_"
 
-_ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA"})
-"""Variables with our prefix that are no role's setting: the tenant's cluster file, the tests' data."""
+_ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA", "JOYNEXUS_GYMNASIUM_MODULES"})
+"""Variables with our prefix that are no role's setting: the tenant's cluster file, the tests' data, what
+a family of simulators may import."""
 
 
 class RoleSettings(BaseSettings):

@@ -16,11 +16,13 @@ from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOp
 from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.simulators import metaworld_tasks
 from services.env.simulators.family import Family
+from services.env.simulators.gymnasium import GymnasiumFamily
 from services.env.simulators.libero import LiberoFamily
 from services.env.simulators.maniskill import ManiSkillFamily
 from services.env.simulators.metaworld import MetaWorldFamily
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (MetaWorldFamily(), ManiSkillFamily(), LiberoFamily())}
+_ALL: tuple[Family, ...] = (MetaWorldFamily(), ManiSkillFamily(), LiberoFamily(), GymnasiumFamily())
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 DEFAULT_OPTIONS = SimulatorOptions()
 
 
@@ -45,7 +47,8 @@ def family_of(name: str) -> Family:
     first, _, task = name.partition("/")
     family = FAMILIES.get(first)
     if family is None:
-        close = get_close_matches(name, task_names(), n=3, cutoff=0.5)
+        close = [f"{other}/{task}" for other in get_close_matches(first, FAMILIES, n=1)]
+        close = close or get_close_matches(name, task_names(), n=3, cutoff=0.5)
         known = ", ".join(f"{family.name}/{family.example}" for family in FAMILIES.values())
         advice = f"did you mean {' or '.join(close)}?" if close else f"tasks are named like {known}"
         raise ValueError(f"there is no simulator task '{name[:80]}': {advice}")
