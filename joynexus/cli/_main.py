@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _datasets, _jobs, _policies, _run, _status
+from joynexus.cli import _admin, _cluster, _datasets, _env, _jobs, _policies, _run, _status
 
 commands = typer.Typer(
     name="joynexus",
@@ -26,6 +26,7 @@ _run.add_to(commands)
 _policies.add_to(commands)
 commands.add_typer(_jobs.commands, name="jobs")
 commands.add_typer(_datasets.commands, name="datasets")
+commands.add_typer(_env.commands, name="env")
 commands.add_typer(_admin.commands, name="admin")
 
 
