@@ -124,10 +124,8 @@ def _check_environment(contract: Contract | None, instruction: str, statistics: 
     if contract is None:
         raise refuse(ErrorCode.INVALID, "its contract is missing")
     check_contract(contract)
-    if len(instruction) > limits.MAX_INSTRUCTION_CHARS:
-        sentence = (
-            f"its instruction has {len(instruction)} characters, at most {limits.MAX_INSTRUCTION_CHARS} are taken"
-        )
-        raise refuse(ErrorCode.INVALID, sentence)
+    count, most = len(instruction), limits.MAX_INSTRUCTION_CHARS
+    if count > most:
+        raise refuse(ErrorCode.INVALID, f"its instruction has {count} characters: give one of at most {most}")
     if statistics is not None:
         check_statistics(statistics, contract)
