@@ -54,7 +54,7 @@ class Nursery:
     """The parent's end.
 
     Args:
-        preload: modules to import once; those that are not installed are left out.
+        preload: modules to import once; those that cannot be imported are left out.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -133,7 +133,7 @@ def main(channel_number: int, preload: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which closes the channel
     channel = socket.socket(fileno=channel_number)
     for module in filter(None, preload.split(",")):
-        with suppress(ImportError):
+        with suppress(Exception):  # a module that cannot be imported says so where a simulator needs it
             importlib.import_module(module)
     while True:
         name, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)

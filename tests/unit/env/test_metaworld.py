@@ -148,16 +148,6 @@ def test_without_opengl_the_missing_package_is_named_and_states_still_work() -> 
     assert error == "SimulatorError no OpenGL library is installed to draw pictures with: install " + rendering.PACKAGES
 
 
-def test_the_renderer_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MUJOCO_GL", raising=False)
-    for present, expected in (("libEGL libOSMesa", "egl"), ("libOSMesa", "osmesa"), ("", "disabled")):
-        monkeypatch.setattr(rendering, "_loads", lambda name, present=present: name.split(".")[0] in present)
-        monkeypatch.delenv("MUJOCO_GL", raising=False)
-        assert rendering.choose_renderer() == expected
-    monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    assert rendering.choose_renderer() == "osmesa"
-
-
 def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", None)
     with pytest.raises(SimulatorError, match=r"pip install 'joynexus\[metaworld\]'"):
