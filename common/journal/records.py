@@ -16,7 +16,16 @@ from joynexus.datasets import Fault
 from joynexus.specs import JobSpec, PolicySpec
 from joynexus.wire.back import RlBegin, RlEpoch, TrainKind
 from joynexus.wire.errors import Failure
-from joynexus.wire.front import ActionError, DatasetState, EpisodeResult, FileEntry, JobState, OpResult
+from joynexus.wire.front import (
+    ActionError,
+    DatasetState,
+    EpisodeResult,
+    FileEntry,
+    JobState,
+    OpResult,
+    StageInfo,
+    UpdatePoint,
+)
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -169,11 +178,13 @@ class JobRecord(Base, frozen=True, kw_only=True):
     Attributes:
         key: chosen by the client; the same key is the same job.
         number: counts the tenant's jobs.
-        version: evaluations: the version that acts; training: the version it published in the end.
+        version: evaluations: the version that acts; training: the newest version that it published.
         manifest, feature_scope: data set, once resolved.
         first_seq: training: seq of the job's first op, once it drives the policy; 0 before.
         initial: training: its first op publishes the untrained policy, as `initial_version`.
         resumed: training: steps that were done when it was resumed last; vetoes before do not count.
+        stages: pipelines: the jobs of the stages that have begun.
+        pipeline: job of which it is a stage.
     """
 
     tenant: str
@@ -191,13 +202,21 @@ class JobRecord(Base, frozen=True, kw_only=True):
     initial: bool = False
     initial_version: int = 0
     resumed: int = 0
+    stages: tuple[StageInfo, ...] = ()
+    pipeline: str = ""
     error: Failure | None = None
     action_error: ActionError | None = None
     gone: bool = False
 
 
 class PageRecord(Base, frozen=True, kw_only=True):
-    """Episodes of an evaluation were run. Key: tenant, job, page."""
+    """Episodes were run, to evaluate or to be trained on. Key: tenant, job, page.
+
+    Attributes:
+        version: to be trained on: the version that acted.
+        trajectories, trajectories_nbytes: and the blob of what was collected; empty if no episode could be run. The
+            record goes when a checkpoint covers the update that was trained on it.
+    """
 
     tenant: str
     job: str
@@ -206,22 +225,27 @@ class PageRecord(Base, frozen=True, kw_only=True):
     contract_digest: str = ""
     software: dict[str, str] = {}
     videos: tuple[tuple[str, int], ...] = ()
+    version: int = 0
+    trajectories: str = ""
+    trajectories_nbytes: int = 0
     gone: bool = False
 
 
 class CurveRecord(Base, frozen=True, kw_only=True):
-    """Part of a training job's loss curve, written when a checkpoint covers its ops. Key: tenant, job, first.
+    """Part of a loss or learning curve, written when a checkpoint covers its ops. Key: tenant, job, first.
 
     Attributes:
-        first: index of the first loss.
-        losses: little-endian float64, one a step.
-        samples, backbone_forwards: sums over these steps.
+        first: index of the first point.
+        losses: little-endian float64, one a step (sft).
+        updates: or updates (rl); none while an update is not complete.
+        samples, backbone_forwards: sums over the ops of these steps or updates.
     """
 
     tenant: str
     job: str
     first: int
     losses: bytes = b""
+    updates: tuple[UpdatePoint, ...] = ()
     samples: int = 0
     backbone_forwards: int = 0
     gone: bool = False

@@ -9,26 +9,42 @@ import math
 
 import msgspec
 
-from joynexus.contract import Contract, Statistics, VectorStatistics
+from joynexus.contract import Camera, Contract, Statistics, VectorStatistics
 from joynexus.specs import (
+    Algorithm,
     EvaluateDatasetSpec,
     EvaluateSpec,
+    GrpoSpec,
     JobSpec,
     OptimizerSpec,
+    PipelineSpec,
     PolicySpec,
+    PpoSpec,
+    RlPolicy,
+    RlSpec,
     SftPolicy,
     SftSpec,
     check_name,
 )
-from joynexus.wire import ErrorCode, JoyNexusError
+from joynexus.wire import ErrorCode, JoyNexusError, limits
 from joynexus.wire.hosted import OWN
 from services.master.outbox import refuse
 
+Recipe = SftPolicy | RlPolicy
+"""How a job creates its policy."""
 SIMULATOR_FAMILIES = ("metaworld", "maniskill", "libero", "gymnasium")
 """First parts of task names; a job for one of them waits until an env worker that serves it is there."""
 MAX_CHUNK = 256
 MAX_BATCH = 4096
 MAX_STEPS = 10_000_000
+MAX_UPDATES = 10_000
+MAX_UPDATE_EPISODES = 4096
+MAX_WARMUP_EPISODES = 1000
+MAX_STALENESS = 64
+MAX_EPOCHS = 100
+MAX_MINIBATCH = 65_536
+MAX_STAGES = 32
+MAX_TASKS = 200
 MAX_EPISODES = 10_000
 MAX_VIDEOS = 1_000
 MAX_DIMENSION = 4096
@@ -76,10 +92,7 @@ def check_contract(contract: Contract) -> None:
         raise _invalid(f"a contract has at most {MAX_SPEC_BYTES} bytes encoded, this one has {nbytes}")
     _range("state_dim", contract.state_dim, 0, MAX_DIMENSION)
     _range("action_dim", contract.action_dim, 1, MAX_DIMENSION)
-    _range("number of cameras", len(contract.cameras), 0, MAX_CAMERAS)
-    for camera in contract.cameras:
-        _range(f"height of camera '{camera.name}'", camera.height, 1, MAX_SIDE)
-        _range(f"width of camera '{camera.name}'", camera.width, 1, MAX_SIDE)
+    _check_cameras(contract.cameras)
     for field, values in (
         ("rate_hz", (contract.rate_hz,)),
         ("action_low", contract.action_low),
@@ -108,8 +121,23 @@ def check_job(spec: JobSpec) -> None:
             _range("episode_limit", spec.episode_limit, 0, MAX_STEPS)
             _range("execute", spec.execute, 0, MAX_CHUNK)
             _range("videos", spec.videos, 0, min(spec.episodes, MAX_VIDEOS))
+            _range("number of tasks", len(spec.tasks), 1, MAX_TASKS)
+            _range("number of episodes of all tasks", spec.episodes * len(spec.tasks), 1, MAX_EPISODES)
+            if len(set(spec.tasks)) < len(spec.tasks):
+                raise _invalid("env names a task twice: name each once")
             for env in spec.tasks:
                 _check_env(env)
+        case RlSpec():
+            _check_rl(spec)
+        case PipelineSpec():
+            _range("number of stages", len(spec.stages), 1, MAX_STAGES)
+            for number, stage in enumerate(spec.stages, 1):
+                if stage.policy != spec.policy:
+                    raise _invalid(
+                        f"stage {number} is about policy '{stage.policy[:80]}', but the pipeline about "
+                        f"'{spec.policy}': all stages of a pipeline are about one policy"
+                    )
+                check_job(stage)
         case EvaluateDatasetSpec():
             check_any_name("data set", spec.dataset)
             _range("version", spec.version, 0, 2**31)
@@ -130,16 +158,81 @@ def _check_env(env: str) -> None:
         raise _invalid(f"there is no simulator family '{family[:80]}': use one of {known}")
 
 
-def recipe_difference(policy: PolicySpec, recipe: SftPolicy) -> str | None:
+def _check_rl(spec: RlSpec) -> None:
+    _check_env(spec.env)
+    _range("updates", spec.updates, 1, MAX_UPDATES)
+    _range("episodes", spec.episodes, 1, MAX_UPDATE_EPISODES)
+    _number("reward_scale", abs(spec.reward_scale), 1e-9, 1e9)
+    _range("episode_limit", spec.episode_limit, 0, MAX_STEPS)
+    _range("execute", spec.execute, 0, MAX_CHUNK)
+    _range("max_staleness", spec.max_staleness, 0, MAX_STALENESS)
+    _number("weight_limit", spec.weight_limit, 0.01, 1e6)
+    _number("stop_at", spec.stop_at, 0.0, 1.0)
+    _range("warmup_episodes", spec.warmup_episodes, 1, MAX_WARMUP_EPISODES)
+    _range("checkpoint_every", spec.checkpoint_every, 1, MAX_UPDATES)
+    _range("first_seed", spec.first_seed, 0, 2**31 - 1 - spec.updates * spec.episodes)
+    _range("seed", spec.seed, 0, 2**63 - 1)
+    if spec.optimizer is not None:
+        _check_optimizer(spec.optimizer)
+    exploration = spec.exploration
+    for field in ("std", "noise_level", "noise_low", "noise_high"):
+        _number(field, getattr(exploration, field), 1e-6, 10.0)
+    if exploration.noise_low > exploration.noise_high:
+        raise _invalid(f"noise_low is {exploration.noise_low:g}, above noise_high, {exploration.noise_high:g}")
+    _check_algorithm(spec.algorithm)
+    if isinstance(spec.algorithm, GrpoSpec) and spec.episodes % spec.algorithm.group_size:
+        size = spec.algorithm.group_size
+        raise _invalid(f"episodes must be a multiple of group_size, {size}: use {-(-spec.episodes // size) * size}")
+    _check_recipe(spec.create)
+    _check_cameras(spec.create.cameras)
+
+
+def _check_algorithm(spec: Algorithm) -> None:
+    _range("epochs", spec.epochs, 1, MAX_EPOCHS)
+    _range("minibatch", spec.minibatch, 1, MAX_MINIBATCH)
+    _number("clip_low", spec.clip_low, 1e-6, 1.0)
+    _number("clip_high", spec.clip_high, 1e-6, 100.0)
+    if spec.dual_clip != 0:
+        _number("dual_clip (0 turns it off)", spec.dual_clip, 1.0, 1e6)
+    _number("entropy_weight", spec.entropy_weight, 0.0, 1e3)
+    _number("target_kl", spec.target_kl, 0.0, 1e3)
+    match spec:
+        case PpoSpec():
+            _number("gamma", spec.gamma, 0.0, 1.0)
+            _number("lam", spec.lam, 0.0, 1.0)
+            _number("value_clip", spec.value_clip, 0.0, 1e6)
+            _number("value_weight", spec.value_weight, 0.0, 1e3)
+            _range("critic's width", spec.critic.width, 1, MAX_DIMENSION)
+            _number("critic's lr", spec.critic.lr, 0.0, 1e3)
+        case GrpoSpec():
+            _range("group_size", spec.group_size, 2, limits.MAX_ACT_ROWS)
+            for field in ("filter_low", "filter_high"):
+                if math.isnan(getattr(spec, field)):
+                    raise _invalid(f"{field} must be a number")
+            if spec.filter_low > spec.filter_high:
+                raise _invalid(f"filter_low is {spec.filter_low:g}, above filter_high, {spec.filter_high:g}")
+
+
+def _check_cameras(cameras: tuple[Camera, ...]) -> None:
+    _range("number of cameras", len(cameras), 0, MAX_CAMERAS)
+    if len({camera.name for camera in cameras}) < len(cameras):
+        raise _invalid("cameras must have different names")
+    for camera in cameras:
+        _range(f"height of camera '{camera.name}'", camera.height, 1, MAX_SIDE)
+        _range(f"width of camera '{camera.name}'", camera.width, 1, MAX_SIDE)
+
+
+def recipe_difference(policy: PolicySpec, recipe: Recipe) -> str | None:
     """Compare a policy with how a job would create it; return the first field that differs, as a clause."""
-    for field in SftPolicy.__struct_fields__:
-        mine, theirs = getattr(policy, field), getattr(recipe, field)
+    for field in type(recipe).__struct_fields__:
+        mine = policy.contract.cameras if field == "cameras" else getattr(policy, field)
+        theirs = getattr(recipe, field)
         if mine != theirs:
             return f"its '{field}' is {mine!r}, the job's 'create' says {theirs!r}"
     return None
 
 
-def _check_recipe(spec: PolicySpec | SftPolicy) -> None:
+def _check_recipe(spec: PolicySpec | Recipe) -> None:
     if not spec.backbone or len(spec.backbone) > 200:
         raise _invalid("backbone must name a backbone of the cluster")
     if not spec.head or len(spec.head) > 64:

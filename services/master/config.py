@@ -44,7 +44,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         job_ops: ops of a training job that may wait unanswered.
         vetoes: non-finite steps in a row after which a job is parked.
         kept_jobs: ended jobs of one tenant that are kept.
-        page_episodes, job_pages: episodes run together, and pages of one job that may wait or run.
+        page_episodes, rollout_episodes: episodes that are run together to evaluate, and to be trained on (about).
+        job_pages: pages of one job that may wait or run.
         mounted_image_side: how mounted data sets are prepared; 0 keeps their pictures.
         retry_s: pause before something that failed for a passing reason is tried again.
         usage_s: use that belongs to no op is written down so often.
@@ -87,6 +88,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     vetoes: int = 3
     kept_jobs: int = 1000
     page_episodes: int = 5
+    rollout_episodes: int = 8
     job_pages: int = 16
     mounted_image_side: int = 0
     retry_s: float = 1.0

@@ -48,7 +48,7 @@ from services.master.events import (
 from services.master.holdings import Holdings
 from services.master.hosted import Hosts
 from services.master.intake import Intake
-from services.master.job import Job, Tools
+from services.master.job import Tools
 from services.master.jobs import Jobs
 from services.master.lanes import Counters
 from services.master.leases import Leases
@@ -152,6 +152,7 @@ class MasterCore:
         self._outcomes.arrived = self._jobs.op_arrived
         self._catalog.settled = self._jobs.dataset_settled
         self._serving.settled = self._jobs.version_settled
+        self._policies.gone = self._serving.withdraw
         self._front, self._back = self._tables()
 
     # What the shell calls
@@ -299,7 +300,7 @@ class MasterCore:
     def _freed(self, policy: Policy) -> None:
         self._jobs.policy_freed(policy)
 
-    def _tools(self, wait: Callable[[Job, tuple[str, ...]], None], ended: Callable[[Job], None]) -> Tools:
+    def _tools(self, jobs: Jobs) -> Tools:
         return Tools(
             outbox=self._outbox,
             config=self._config,
@@ -312,9 +313,12 @@ class MasterCore:
             acting=self._acting,
             env=self._env,
             meter=self._meter,
-            wait=wait,
-            ended=ended,
+            wait=jobs.wait,
+            ended=jobs.note_ended,
             freed=self._freed,
+            find=jobs.find,
+            make_stage=jobs.make_stage,
+            begin_stage=jobs.begin_stage,
         )
 
     def _tables(self) -> tuple[dict[type[Message], Handler], dict[type[Message], Handler]]:

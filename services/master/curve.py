@@ -1,7 +1,7 @@
-"""The loss curve of a training job: points from outcomes of its steps, written down when a checkpoint covers them.
+"""The curves of jobs that train: points from outcomes of ops, written down when a checkpoint covers them.
 
-In: steps whose outcome is durable, in order; records of what was written before. Out: losses, counts, records. Never: a
-point for a step that was given up with its job. A step that was vetoed or set aside is a hole: NaN.
+In: ops whose outcome is durable, in order; records of what was written before. Out: points, counts, records. Never: a
+point for what was given up with its job. A step that was vetoed or set aside is a hole in a loss curve: NaN.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import math
 from array import array
 from collections.abc import Sequence
 
-from common.journal.records import CurveRecord
+from common.journal.records import CurveRecord, OpDone
 from joynexus.wire import ErrorCode
+from joynexus.wire.front import UpdatePoint
 from services.master.ops import Op
 
 
@@ -74,6 +75,79 @@ class LossCurve:
         self.folded = len(self.losses)
         self.samples += record.samples
         self.forwards += record.backbone_forwards
+
+    def forget(self) -> list[CurveRecord]:
+        """Return the records by which what was folded goes from the journal."""
+        return [CurveRecord(tenant=self._tenant, job=self._job, first=first, gone=True) for first in self._firsts]
+
+
+class LearningCurve:
+    """The curve of a job that is trained by reinforcement: a point for each update, which is several ops.
+
+    Attributes:
+        points: one an update.
+        samples, forwards: samples that were trained on, and backbone forwards that they took.
+        folded: points that records have.
+    """
+
+    def __init__(self, tenant: str, job: str) -> None:
+        self._tenant = tenant
+        self._job = job
+        self._firsts: dict[int, None] = {}
+        self._folded = (0, 0)  # samples and forwards that records have
+        self._begun = (0, 0)  # those of them that the newest record has, if its update is not complete
+        self.points: list[UpdatePoint] = []
+        self.samples = 0
+        self.forwards = 0
+        self.folded = 0
+
+    def __len__(self) -> int:
+        """Number of updates."""
+        return len(self.points)
+
+    def count(self, done: OpDone) -> None:
+        """One more op is done."""
+        self.samples += done.samples
+        self.forwards += done.backbone_forwards
+
+    def fold(self, points: Sequence[UpdatePoint], outcomes: Sequence[OpDone]) -> CurveRecord | None:
+        """Give what follows what was folded: points, and the ops that took something; None if that is nothing."""
+        if not outcomes:
+            return None
+        samples = sum(done.samples for done in outcomes)
+        return self._record(points, samples, sum(done.backbone_forwards for done in outcomes))
+
+    def close(self) -> CurveRecord | None:
+        """Nothing follows any more: give all that was not folded; None if that is nothing."""
+        points = self.points[self.folded :]
+        samples, forwards = self.samples - self._folded[0], self.forwards - self._folded[1]
+        return self._record(points, samples, forwards) if points or samples or forwards else None
+
+    def _record(self, points: Sequence[UpdatePoint], samples: int, forwards: int) -> CurveRecord:
+        self._folded = (self._folded[0] + samples, self._folded[1] + forwards)
+        all_samples, all_forwards = self._begun[0] + samples, self._begun[1] + forwards
+        record = CurveRecord(
+            tenant=self._tenant,
+            job=self._job,
+            first=self.folded,
+            updates=tuple(points),
+            samples=all_samples,
+            backbone_forwards=all_forwards,
+        )
+        self._firsts[self.folded] = None
+        self.folded += len(points)
+        self._begun = (0, 0) if points else (all_samples, all_forwards)  # the next record then replaces this one
+        return record
+
+    def restore(self, record: CurveRecord) -> None:
+        """Take a part of the curve back; they come in order."""
+        self._firsts[record.first] = None
+        self.points += record.updates
+        self.folded = len(self.points)
+        self.samples += record.samples
+        self.forwards += record.backbone_forwards
+        self._folded = (self.samples, self.forwards)
+        self._begun = (0, 0) if record.updates else (record.samples, record.backbone_forwards)
 
     def forget(self) -> list[CurveRecord]:
         """Return the records by which what was folded goes from the journal."""

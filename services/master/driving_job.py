@@ -17,9 +17,11 @@ from common.journal.records import CurveRecord, JobRecord, OpRecord, Record
 from joynexus.specs import PolicySpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import TrainKind
+from services.master.checks import Recipe, recipe_difference
 from services.master.curve import is_outcome
 from services.master.job import Job, Tools, policy_key
 from services.master.ops import Op
+from services.master.outbox import refuse
 from services.master.plan import PlannedOp
 from services.master.policies import Policy
 
@@ -310,3 +312,13 @@ class DrivingJob(Job):
         """Return an op of this job whose outcome is durable and counts."""
         op = policy.ops.get(seq)
         return op if op is not None and op.record.job == self.id and op.told and is_outcome(op) else None
+
+
+def check_recipe(policy: Policy, create: Recipe) -> None:
+    """Refuse to train a policy that exists with another recipe; a `create` that says nothing takes it as it is."""
+    difference = None if create == type(create)() else recipe_difference(policy.spec, create)
+    if difference is not None:
+        raise refuse(
+            ErrorCode.CONFLICT,
+            f"policy '{policy.name}' exists with another recipe: {difference}; use another name, or leave 'create' out",
+        )

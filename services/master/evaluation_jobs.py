@@ -23,6 +23,29 @@ from services.master.plan import compile_evaluation, summarize
 from services.master.tasks import DATASETS, EnvAnswer, Task, simulator_need, whoever_serves
 
 
+class Pin:
+    """Keeps the version that a job evaluates."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._held = False
+
+    def hold(self) -> None:
+        """Keep it from now on; `NOT_FOUND` if it is gone."""
+        record, policies = self._job.record, self._job.tools.policies
+        if not self._held:
+            policies.version(record.tenant, record.spec.policy, record.version)
+            policies.pin(policies.get(record.tenant, record.spec.policy), record.version)
+            self._held = True
+
+    def release(self) -> None:
+        """It may go."""
+        record, policies = self._job.record, self._job.tools.policies
+        if self._held:
+            policies.unpin(policies.get(record.tenant, record.spec.policy), record.version)
+            self._held = False
+
+
 class EvaluationJob(Job):
     """Episodes of one version in a simulator."""
 
@@ -38,6 +61,7 @@ class EvaluationJob(Job):
         self._tasks: dict[int, Task] = {}
         self._next = 0  # pages before it were given out or are done
         self._result: EvaluationResult | None = None
+        self._pin = Pin(self)
 
     def restore_page(self, record: PageRecord) -> None:
         """Take a page back from the journal."""
@@ -52,6 +76,7 @@ class EvaluationJob(Job):
         return [*super().forget(), *pages]
 
     def _step(self) -> None:
+        self._pin.hold()
         if len(self._pages) == self._plan.pages:
             self._result = self._summary()
             self.succeed()
@@ -137,6 +162,7 @@ class EvaluationJob(Job):
     def _release(self) -> None:
         self.tools.env.cancel(self._tasks.values())
         self._tasks.clear()
+        self._pin.release()
 
     def _missing(self) -> str:
         left = (page for page in range(self._plan.pages) if page not in self._pages)
@@ -168,8 +194,10 @@ class DatasetEvaluationJob(Job):
             raise TypeError(f"job {record.job} is no evaluation on a data set")
         self.spec = record.spec
         self._task: Task | None = None
+        self._pin = Pin(self)
 
     def _step(self) -> None:
+        self._pin.hold()
         if self._task is not None:
             return
         found = self._dataset(self.spec.dataset)
@@ -225,6 +253,7 @@ class DatasetEvaluationJob(Job):
     def _release(self) -> None:
         if self._task is not None:
             self.tools.env.cancel([self._task])
+        self._pin.release()
 
     def _missing(self) -> str:
         if self._task is None:

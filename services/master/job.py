@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from common.journal.records import DatasetRecord, JobRecord, Record
+from joynexus.specs import StageSpec
 from joynexus.wire import ErrorCode, Failure, JoyNexusError
 from joynexus.wire.front import JobInfo
 from services.master.acting import Acting
@@ -36,6 +37,8 @@ class Tools(msgspec.Struct, frozen=True):
         wait: have a job advanced when something about this key happens.
         ended: note that a job has ended.
         freed: tell those who wait for a policy that its job has let go of it.
+        find: find a job of a tenant.
+        make_stage, begin_stage: make a job that is a stage of another one; have it begin, once it is durable.
     """
 
     outbox: Outbox
@@ -52,6 +55,9 @@ class Tools(msgspec.Struct, frozen=True):
     wait: Callable[[Job, tuple[str, ...]], None]
     ended: Callable[[Job], None]
     freed: Callable[[Policy], None]
+    find: Callable[[str, str], Job | None]
+    make_stage: Callable[[Job, StageSpec], Job]
+    begin_stage: Callable[[Job], None]
 
 
 class Job(ABC):
@@ -129,6 +135,13 @@ class Job(ABC):
         raise refuse(
             ErrorCode.CONFLICT, f"job '{self.id}' is {self.info(brief=True).state}: only a parked job is resumed"
         )
+
+    def version_settled(self, version: int, error: Failure | None) -> None:
+        """Inference has applied or refused a version of the policy that it drives, or is not there any more."""
+        if version == self.record.version:
+            if error is not None:
+                self.fail(error)
+            self.advance()
 
     def forget(self) -> list[Record]:
         """It ended long ago: give up what it still holds, and return the records that are to go."""

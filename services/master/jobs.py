@@ -12,26 +12,30 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
-from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, PipelineSpec, RlSpec, SftSpec
+from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PipelineSpec, RlSpec, SftSpec, StageSpec
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
 from services.master.checks import check_job
-from services.master.driving_job import DrivingJob
+from services.master.driving_job import DrivingJob, check_recipe
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
 from services.master.job import Job, Tools, dataset_key, policy_key
 from services.master.ops import Op
 from services.master.outbox import not_found, not_saved, refuse
+from services.master.pipeline_job import PipelineJob
 from services.master.policies import Policy
-from services.master.training_job import TrainingJob, check_recipe
+from services.master.rl_job import RlJob
+from services.master.training_job import TrainingJob
 
 _LISTED = 500
 _LIST_BYTES = 512 * 1024
 """The newest jobs are listed until they have so many bytes: a list is one message."""
 
-_KINDS: dict[type, tuple[str, type[TrainingJob] | type[EvaluationJob] | type[DatasetEvaluationJob]]] = {
+_KINDS: dict[type, tuple[str, Callable[[JobRecord, Tools], Job]]] = {
     SftSpec: ("sft", TrainingJob),
+    RlSpec: ("rl", RlJob),
+    PipelineSpec: ("pipeline", PipelineJob),
     EvaluateSpec: ("evaluate", EvaluationJob),
     EvaluateDatasetSpec: ("evaluate-dataset", DatasetEvaluationJob),
 }
@@ -41,13 +45,11 @@ class Jobs:
     """The registry of jobs.
 
     Args:
-        make_tools: gives the parts of the core, once it knows how jobs wait and whom to tell that one has ended.
+        make_tools: gives the parts of the core, once it knows the part of jobs.
     """
 
-    def __init__(
-        self, make_tools: Callable[[Callable[[Job, tuple[str, ...]], None], Callable[[Job], None]], Tools]
-    ) -> None:
-        self._tools = make_tools(self._wait, self._note_ended)
+    def __init__(self, make_tools: Callable[[Jobs], Tools]) -> None:
+        self._tools = make_tools(self)
         self._outbox = self._tools.outbox
         self._jobs: defaultdict[str, dict[str, Job]] = defaultdict(dict)
         self._by_key: dict[tuple[str, str], Job] = {}
@@ -72,7 +74,9 @@ class Jobs:
             else:
                 self._outbox.answer(asked, known.info())
             return
-        job = self._make(asked.tenant, message)
+        check_job(message.spec)
+        self._check(asked.tenant, message.spec)
+        job = self._make(asked.tenant, message.spec, key=message.key)
         self._by_key[place] = job
         self._unsaved[place] = [asked]
 
@@ -168,10 +172,8 @@ class Jobs:
     def version_settled(self, policy: Policy, version: int, error: Failure | None) -> None:
         """Inference has applied or refused a version, or there is no inference any more."""
         job = self._jobs.get(policy.tenant, {}).get(policy.job)
-        if job is not None and job.record.version == version:
-            if error is not None:
-                job.fail(error)
-            job.advance()
+        if job is not None:
+            job.version_settled(version, error)
 
     # Restart
 
@@ -180,11 +182,12 @@ class Jobs:
         if isinstance(record, JobRecord):
             job = _KINDS[type(record.spec)][1](record, self._tools)
             self._jobs[record.tenant][record.job] = job
-            self._by_key[record.tenant, record.key] = job
+            if not record.pipeline:
+                self._by_key[record.tenant, record.key] = job
             self._numbers[record.tenant] = max(record.number, self._numbers[record.tenant])
             return
         owner = self._jobs.get(record.tenant, {}).get(record.job)
-        if isinstance(owner, EvaluationJob) and isinstance(record, PageRecord):
+        if isinstance(owner, EvaluationJob | RlJob) and isinstance(record, PageRecord):
             owner.restore_page(record)
         elif isinstance(owner, DrivingJob) and isinstance(record, CurveRecord):
             owner.restore_curve(record)
@@ -197,50 +200,67 @@ class Jobs:
                 job.restore_ops()
         for job in sorted(jobs, key=lambda job: job.record.ended_s):
             if job.ended:
-                self._note_ended(job)
+                self.note_ended(job)
         for job in sorted(jobs, key=lambda job: job.record.accepted_s):
+            pipeline = self.find(job.tenant, job.record.pipeline)
+            if job.record.pipeline and (pipeline is None or pipeline.ended):
+                job.cancel()
             job.advance()
 
     # Inside
 
-    def _make(self, tenant: str, message: SubmitJob) -> Job:
-        """Check a job and give it a number.
+    def _check(self, tenant: str, spec: JobSpec, *, trained: bool = False) -> None:
+        """Refuse a job that could never run.
+
+        Args:
+            trained: it comes behind one that trains the policy, so that this will exist.
+        """
+        match spec:
+            case PipelineSpec():
+                for stage in spec.stages:
+                    self._check(tenant, stage, trained=trained)
+                    trained = trained or isinstance(stage, SftSpec | RlSpec)
+            case SftSpec() | RlSpec():
+                if isinstance(spec, SftSpec):
+                    self._check_dataset(tenant, spec.dataset)
+                policy = self._tools.policies.find(tenant, spec.policy)
+                if policy is None or policy.never_opened:
+                    self._tools.policies.check_module(spec.create.backbone, spec.create.head)
+                elif not trained:
+                    check_recipe(policy, spec.create)
+            case EvaluateSpec() | EvaluateDatasetSpec():
+                if isinstance(spec, EvaluateDatasetSpec):
+                    self._check_dataset(tenant, spec.dataset)
+                if not trained or spec.version:
+                    self._version(tenant, spec)
+
+    def _make(self, tenant: str, spec: JobSpec, *, key: str, pipeline: str = "") -> Job:
+        """Give a job a number.
 
         Raises:
-            JoyNexusError: it could never run.
+            JoyNexusError: there is no such version.
         """
-        spec, tools = message.spec, self._tools
-        check_job(spec)
-        version = 0
-        if isinstance(spec, SftSpec):
-            self._check_dataset(tenant, spec.dataset)
-            policy = tools.policies.find(tenant, spec.policy)
-            if policy is not None and not policy.never_opened:
-                check_recipe(policy, spec)
-            else:
-                tools.policies.check_module(spec.create.backbone, spec.create.head)
-        elif isinstance(spec, RlSpec | PipelineSpec):
-            raise refuse(ErrorCode.INVALID, "this cluster runs no such jobs")
-        else:
-            found = tools.policies.version(tenant, spec.policy, spec.version)
-            version = found.version
-            if found.refused:
-                raise refuse(ErrorCode.NOT_FOUND, f"version {version} cannot be served: {found.refused}")
-            if isinstance(spec, EvaluateDatasetSpec):
-                self._check_dataset(tenant, spec.dataset)
+        version = self._version(tenant, spec) if isinstance(spec, EvaluateSpec | EvaluateDatasetSpec) else 0
         self._numbers[tenant] += 1
         name, kind = _KINDS[type(spec)]
         record = JobRecord(
             tenant=tenant,
             job=f"{name}-{self._numbers[tenant]}",
-            key=message.key,
+            key=key,
             number=self._numbers[tenant],
             spec=spec,
             accepted_s=self._outbox.now,
             state="running" if isinstance(spec, EvaluateSpec) else "waiting",
             version=version,
+            pipeline=pipeline,
         )
-        return kind(record, tools)
+        return kind(record, self._tools)
+
+    def _version(self, tenant: str, spec: EvaluateSpec | EvaluateDatasetSpec) -> int:
+        found = self._tools.policies.version(tenant, spec.policy, spec.version)
+        if found.refused:
+            raise refuse(ErrorCode.NOT_FOUND, f"version {found.version} cannot be served: {found.refused}")
+        return found.version
 
     def _check_dataset(self, tenant: str, name: str) -> None:
         found = self._tools.catalog.find(tenant, name)
@@ -248,24 +268,49 @@ class Jobs:
             raise faulty(found)
 
     def _get(self, tenant: str, name: str) -> Job:
-        job = self._jobs.get(tenant, {}).get(name)
+        job = self.find(tenant, name)
         if job is None:
             raise not_found("job", name)
         return job
 
-    def _note_ended(self, job: Job) -> None:
-        """Forget the jobs that ended longest ago, if the tenant has too many."""
+    def _wake(self, key: tuple[str, ...]) -> None:
+        for job in self._waiting.pop(key, {}).values():
+            job.advance()
+
+    # For jobs
+
+    def wait(self, job: Job, key: tuple[str, ...]) -> None:
+        """Have a job advanced when something about this key happens."""
+        self._waiting[key][f"{job.tenant}/{job.id}"] = job
+
+    def note_ended(self, job: Job) -> None:
+        """Tell its pipeline; forget the jobs that ended longest ago, if the tenant has too many."""
         ended = self._ended[job.tenant]
         ended.append(job)
         while len(ended) > self._tools.config.kept_jobs:
             oldest = ended.popleft()
             del self._jobs[oldest.tenant][oldest.id]
-            self._by_key.pop((oldest.tenant, oldest.record.key), None)
+            if not oldest.record.pipeline:
+                self._by_key.pop((oldest.tenant, oldest.record.key), None)
             self._outbox.save(oldest.forget())
+        pipeline = self.find(job.tenant, job.record.pipeline)
+        if pipeline is not None:
+            pipeline.advance()
 
-    def _wait(self, job: Job, key: tuple[str, ...]) -> None:
-        self._waiting[key][f"{job.tenant}/{job.id}"] = job
+    def find(self, tenant: str, name: str) -> Job | None:
+        """Return a job of this tenant."""
+        return self._jobs.get(tenant, {}).get(name)
 
-    def _wake(self, key: tuple[str, ...]) -> None:
-        for job in self._waiting.pop(key, {}).values():
-            job.advance()
+    def make_stage(self, pipeline: Job, spec: StageSpec) -> Job:
+        """Make the job of a pipeline's stage, which is not durable yet.
+
+        Raises:
+            JoyNexusError: it could never run.
+        """
+        self._check(pipeline.tenant, spec)
+        return self._make(pipeline.tenant, spec, key="", pipeline=pipeline.id)
+
+    def begin_stage(self, job: Job) -> None:
+        """A stage is durable: have it begin."""
+        self._jobs[job.tenant][job.id] = job
+        job.advance()

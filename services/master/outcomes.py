@@ -62,7 +62,7 @@ class Outcomes:
     def applied(self, policy: Policy, op: Op, done: TrainDone) -> None:
         """A trainer has applied an op, for the first time or again."""
         if op.done is not None:
-            self._compare(op.done.result, done)
+            self._compare(op, op.done.result, done)
             return
         result, record = done.result, op.record
         extra: list[Record] = []
@@ -200,13 +200,15 @@ class Outcomes:
                 records.append(load.record)
         return records
 
-    def _compare(self, known: OpResult, done: TrainDone) -> None:
+    def _compare(self, op: Op, known: OpResult, done: TrainDone) -> None:
         """An op was applied again after a crash; what the tenant was told stands."""
         again = done.result
         same = known.metrics == again.metrics and (known.error is None) == (again.error is None)
         if known.digest and again.digest and known.digest != again.digest:
             self._holdings.discard_orphan(again.digest)
             same = False
+        elif op.told:  # a version that was let go of meanwhile has been made again
+            self._holdings.discard_orphan(again.digest)
         if not same:
             loss, loss_again = known.metrics.get("loss", 0.0), again.metrics.get("loss", 0.0)
             if loss != loss and loss_again != loss_again:

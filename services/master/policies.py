@@ -6,7 +6,7 @@ policy that is not durable shown to anybody.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -62,6 +62,7 @@ class Policy:
         loop, job: who drives it, if anybody.
         checkpoint_every: optimizer steps between checkpoints.
         home, resident: its trainer, and whether it is in that one's memory.
+        pins: how many evaluations need a version; `retired` are those that go when the last of them has ended.
     """
 
     def __init__(self, record: PolicyRecord) -> None:
@@ -90,6 +91,8 @@ class Policy:
         self.checkpoint_every = 0
         self.home = ""
         self.resident = False
+        self.pins: Counter[int] = Counter()
+        self.retired: set[int] = set()
 
     def take(self, spec: PolicySpec) -> None:
         """Have this spec from now on."""
@@ -149,6 +152,9 @@ class Policies:
     Args:
         known_heads: tells which action modules the trainers of a backbone have; empty if none says.
         known_backbones: tells which backbones there are trainers for; empty if there is no trainer now.
+
+    Attributes:
+        gone: called with a policy and a version of it that was let go of.
     """
 
     def __init__(
@@ -167,6 +173,7 @@ class Policies:
         self._policies: defaultdict[str, dict[str, Policy]] = defaultdict(dict)
         self._creating: dict[PolicyKey, tuple[PolicySpec, list[Callable[[Policy | str], None]]]] = {}
         self._count = 0
+        self.gone: Callable[[Policy, int], None] = lambda policy, version: None
 
     def __len__(self) -> int:
         """Number of policies of all tenants."""
@@ -288,6 +295,12 @@ class Policies:
         policy = self.get(tenant, name)
         version = policy.versions.get(number) if number else policy.newest
         if version is None:
+            if number and number < policy.next_version and policy.versions:
+                raise refuse(
+                    ErrorCode.NOT_FOUND,
+                    f"policy '{name}' has no version {number} any more: of those that an RL job publishes on its way, "
+                    f"only the first and the last are kept; the newest is {max(policy.versions)}",
+                )
             what = f"version {number}" if number else "published version"
             raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: publish one first")
         return version
@@ -310,6 +323,35 @@ class Policies:
         usable = (version for version in policy.versions.values() if not version.refused)
         policy.newest = max(usable, key=lambda version: version.version, default=None)
         policy.next_version = max(policy.next_version, record.version + 1)
+
+    def pin(self, policy: Policy, version: int) -> None:
+        """Something needs a version until it calls `unpin`."""
+        policy.pins[version] += 1
+
+    def unpin(self, policy: Policy, version: int) -> None:
+        """It does not need it any more."""
+        policy.pins[version] -= 1
+        if policy.pins[version] <= 0:
+            del policy.pins[version]
+            if version in policy.retired:
+                self.retire(policy, version)
+
+    def retire(self, policy: Policy, version: int) -> None:
+        """A newer version has taken the place of one for good: let go of it, unless it is the newest that can be used.
+
+        One that an evaluation needs goes when that has ended.
+        """
+        record = policy.versions.get(version)
+        if record is None or record is policy.newest or version == max(policy.versions):
+            return
+        if policy.pins[version]:
+            policy.retired.add(version)
+            return
+        policy.retired.discard(version)
+        del policy.versions[version]
+        self._outbox.save([msgspec.structs.replace(record, gone=True)])
+        self._holdings.release(policy.tenant, record.digest)
+        self.gone(policy, version)
 
     def add_state(self, policy: Policy, record: StateRecord) -> None:
         """A saved state is durable; it replaces an older one of that name."""

@@ -1,7 +1,7 @@
 """Versions on their way into service: offered to every inference worker of their backbone, applied or refused.
 
 In: published versions, `WeightsApplied`, `WeightsRefused`. Out: `WeightsOffer`, and word to the jobs that wait. Never:
-a version taken out of service: a newer one stands beside it, and a refused one changes nothing.
+a version that acts taken out of service: a newer one stands beside it, and a refused one changes nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ class Serving:
         served = self._serving.get(policy.key)
         version = policy.versions.get(served.version) if served else None
         return version if version is not None and not version.refused else policy.newest
+
+    def withdraw(self, policy: Policy, version: int) -> None:
+        """A version is gone: offer it to nobody any more."""
+        self._offered.pop((*policy.key, version), None)
+        self._faults.pop((*policy.key, version), None)
 
     # Messages
 

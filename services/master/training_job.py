@@ -19,7 +19,7 @@ from joynexus.wire.front import JobInfo
 from services.master.catalog import contract_of
 from services.master.checks import recipe_difference
 from services.master.curve import LossCurve, is_outcome
-from services.master.driving_job import DrivingJob
+from services.master.driving_job import DrivingJob, check_recipe
 from services.master.intake import feature_scope
 from services.master.job import Tools, mismatch
 from services.master.metering import NO_POLICY
@@ -81,7 +81,7 @@ class TrainingJob(DrivingJob):
         if policy is None or (policy.never_opened and recipe_difference(policy.spec, spec.create) is not None):
             self._create(self._make_spec(found))
             return
-        check_recipe(policy, spec)
+        check_recipe(policy, spec.create)
         difference = first_difference(policy.spec.contract, contract_of(found))
         if difference is not None:
             raise mismatch(f"policy '{policy.name}' does not fit data set '{spec.dataset}': {difference}")
@@ -225,14 +225,4 @@ class TrainingJob(DrivingJob):
             losses=losses,
             samples=self._curve.samples,
             backbone_forwards=self._curve.forwards,
-        )
-
-
-def check_recipe(policy: Policy, spec: SftSpec) -> None:
-    """Refuse to train a policy that exists with another recipe; a `create` that says nothing takes it as it is."""
-    difference = None if spec.create == SftPolicy() else recipe_difference(policy.spec, spec.create)
-    if difference is not None:
-        raise refuse(
-            ErrorCode.CONFLICT,
-            f"policy '{policy.name}' exists with another recipe: {difference}; use another name, or leave 'create' out",
         )
