@@ -109,6 +109,27 @@ def test_an_episode_ends_at_its_limit_or_by_success_and_not_later() -> None:
         simulator.step_chunk(PUSH)
 
 
+def test_success_need_not_end_an_episode() -> None:
+    """Who is paid for each step must be able to go on being paid."""
+    act, simulator = expert("reach-v3"), make(options=SimulatorOptions(cameras=(), end_at_success=False))
+    state, results = simulator.reset(0).state, []
+    while not results or not results[-1].done:
+        results.append(simulator.step_chunk(act(state)[None]))
+        state = results[-1].observation.state
+    assert len(results) == simulator.contract.episode_limit
+    assert any(result.success for result in results[:-10]), "solved long before the limit"
+    assert not any(result.terminated for result in results)
+
+
+def test_the_last_moment_is_drawn_for_whoever_asks_for_it() -> None:
+    simulator = make(options=SimulatorOptions(episode_limit=8))
+    simulator.reset(0, render=False)
+    seen = simulator.step_chunk(PUSH, render=False, final=True)
+    assert (seen.done, seen.terminated, len(seen.observation.images)) == (True, False, 1)
+    simulator.reset(0, render=False)
+    assert simulator.step_chunk(PUSH[:4], render=False, final=True).observation.images == ()  # it goes on
+
+
 def test_actions_that_make_no_sense_are_refused() -> None:
     simulator = make()
     simulator.reset(0)
