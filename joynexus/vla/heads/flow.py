@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class FlowNoise(FlowExploration):
             mean, log_std = self._step(field, chain[-1], step)
             chain.append(mean + log_std.exp() * noise.normal(*start.shape[1:]))
             judged.append(gaussian_log_prob(chain[-1], mean, log_std))
-        return Drawn(chain[-1], torch.stack(chain, dim=1), torch.stack(judged).mean(dim=0))
+        return Drawn(chain[-1], torch.stack(chain, dim=1), _mean(judged))
 
     def log_prob(self, field: Field, sample: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Judge the start and all steps, one after another as they were drawn: other sizes would change bits."""
@@ -135,7 +135,7 @@ class FlowNoise(FlowExploration):
             mean, log_std = self._step(field, chain[step], step)
             judged.append(gaussian_log_prob(chain[step + 1], mean, log_std))
             entropies.append(gaussian_entropy(log_std))
-        return torch.stack(judged).mean(dim=0), torch.stack(entropies).mean(dim=0)
+        return _mean(judged), _mean(entropies)
 
     def _step(self, field: Field, chunk: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return mean and log std, both [B, chunk, A]."""
@@ -147,3 +147,11 @@ class FlowNoise(FlowExploration):
 def _start_log_prob(start: Tensor) -> Tensor:
     zero = torch.zeros_like(start)
     return gaussian_log_prob(start, zero, zero)
+
+
+def _mean(terms: Sequence[Tensor]) -> Tensor:
+    """Average in order: a reduction by torch adds up in another order at the end of a tensor than in its middle."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total / len(terms)
