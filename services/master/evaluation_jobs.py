@@ -31,10 +31,9 @@ class Pin:
         self._held = False
 
     def hold(self) -> None:
-        """Keep it from now on; `NOT_FOUND` if it is gone."""
+        """Keep it from now on."""
         record, policies = self._job.record, self._job.tools.policies
         if not self._held:
-            policies.version(record.tenant, record.spec.policy, record.version)
             policies.pin(policies.get(record.tenant, record.spec.policy), record.version)
             self._held = True
 
@@ -47,7 +46,11 @@ class Pin:
 
 
 class EvaluationJob(Job):
-    """Episodes of one version in a simulator."""
+    """Episodes of one version in a simulator.
+
+    Attributes:
+        pin: keeps the version until the end.
+    """
 
     spec: EvaluateSpec
 
@@ -61,7 +64,7 @@ class EvaluationJob(Job):
         self._tasks: dict[int, Task] = {}
         self._next = 0  # pages before it were given out or are done
         self._result: EvaluationResult | None = None
-        self._pin = Pin(self)
+        self.pin = Pin(self)
 
     def restore_page(self, record: PageRecord) -> None:
         """Take a page back from the journal."""
@@ -76,7 +79,7 @@ class EvaluationJob(Job):
         return [*super().forget(), *pages]
 
     def _step(self) -> None:
-        self._pin.hold()
+        self.pin.hold()
         if len(self._pages) == self._plan.pages:
             self._result = self._summary()
             self.succeed()
@@ -162,7 +165,7 @@ class EvaluationJob(Job):
     def _release(self) -> None:
         self.tools.env.cancel(self._tasks.values())
         self._tasks.clear()
-        self._pin.release()
+        self.pin.release()
 
     def _missing(self) -> str:
         left = (page for page in range(self._plan.pages) if page not in self._pages)
@@ -184,7 +187,11 @@ class EvaluationJob(Job):
 
 
 class DatasetEvaluationJob(Job):
-    """Action error of one version on episodes of a data set."""
+    """Action error of one version on episodes of a data set.
+
+    Attributes:
+        pin: keeps the version until the end.
+    """
 
     spec: EvaluateDatasetSpec
 
@@ -194,10 +201,10 @@ class DatasetEvaluationJob(Job):
             raise TypeError(f"job {record.job} is no evaluation on a data set")
         self.spec = record.spec
         self._task: Task | None = None
-        self._pin = Pin(self)
+        self.pin = Pin(self)
 
     def _step(self) -> None:
-        self._pin.hold()
+        self.pin.hold()
         if self._task is not None:
             return
         found = self._dataset(self.spec.dataset)
@@ -253,7 +260,7 @@ class DatasetEvaluationJob(Job):
     def _release(self) -> None:
         if self._task is not None:
             self.tools.env.cancel([self._task])
-        self._pin.release()
+        self.pin.release()
 
     def _missing(self) -> str:
         if self._task is None:

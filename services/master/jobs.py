@@ -196,6 +196,9 @@ class Jobs:
         """Everything is restored: go on with every job that has not ended, the oldest first."""
         jobs = [job for jobs in self._jobs.values() for job in jobs.values()]
         for job in jobs:
+            if isinstance(job, EvaluationJob | DatasetEvaluationJob) and not job.ended:
+                job.pin.hold()  # before any RL job lets go of versions
+        for job in jobs:
             if isinstance(job, DrivingJob):
                 job.restore_ops()
         for job in sorted(jobs, key=lambda job: job.record.ended_s):

@@ -13,14 +13,17 @@ import numpy as np
 from joynexus.wire import Array, Failure, failure
 from joynexus.wire.back import (
     DatasetPrepared,
+    DescribeSimulator,
     IndicesDrawn,
     PredictDone,
     Predicted,
     PredictGroup,
     PrepareDataset,
+    RlEpoch,
     Rollout,
     RolloutDone,
     SampleIndices,
+    SimulatorDescribed,
     SlotFailed,
     TrainDone,
     TrainGroup,
@@ -31,19 +34,28 @@ from joynexus.wire.back import (
 from joynexus.wire.errors import ErrorCode
 from joynexus.wire.front import EpisodeResult, OpResult
 from services.master.commands import Send
-from tests.unit.master.world import FakeWorker, World
+from tests.unit.master.world import CONTRACT, STATISTICS, FakeWorker, World
 
 BLOBS: dict[str, Weights] = {}
 """All checkpoints and states ever written, by digest."""
 
 
+PAGES: dict[str, Rollout] = {}
+"""All experience ever collected, by digest: what was asked for."""
+
+
 class Weights(msgspec.Struct, frozen=True):
-    """What training has come to: a hash over everything that was applied, in order."""
+    """What training has come to: a hash over everything that was applied, in order.
+
+    Attributes:
+        trained: epochs since RL began: update, epoch, digests of the pages that it was trained on.
+    """
 
     chain: str = ""
     gradients: str = ""
     step: int = 0
     applied_seq: int = 0
+    trained: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
 
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
@@ -62,6 +74,13 @@ def apply(weights: Weights, item: TrainItem, samples: bytes) -> tuple[Weights, d
     if item.kind in ("optim_step", "train_step"):
         chain = mix(weights.chain, weights.gradients)
         weights = msgspec.structs.replace(weights, chain=chain, gradients="", step=weights.step + 1)
+    if item.kind == "rl_begin":
+        weights = msgspec.structs.replace(weights, chain=mix("begin", weights.chain, item.rl), gradients="", trained=())
+    if isinstance(item.rl, RlEpoch):
+        chain = mix("epoch", weights.chain, item.rl)
+        trained = (*weights.trained, (item.rl.update, item.rl.epoch, item.rl.rollouts))
+        weights = msgspec.structs.replace(weights, chain=chain, step=weights.step + 1, trained=trained)
+        metrics = {"policy_loss": int(chain[:8], 16) / 2**32}
     if item.kind == "load_state":
         saved = BLOBS[item.state]
         weights = msgspec.structs.replace(weights, chain=saved.chain, step=saved.step, gradients="")
@@ -235,7 +254,8 @@ class FakeEnv(FakeWorker):
     role = "env"
 
     def __init__(self, world: World, incarnation: str, **register: Any) -> None:
-        self.tasks: list[PrepareDataset | SampleIndices | Rollout] = []
+        self.tasks: list[PrepareDataset | SampleIndices | Rollout | DescribeSimulator] = []
+        self.killed_by: set[int] = set()  # draws over which it dies
         self.error: Failure | None = None
         fields = {"credit": {"simulator": 1, "data": 1}, "serves": ("metaworld", "datasets", "sampler"), **register}
         super().__init__(world, incarnation, **fields)
@@ -243,6 +263,9 @@ class FakeEnv(FakeWorker):
     def do(self, send: Send) -> None:
         message = send.message
         self.tasks.append(message)  # type: ignore[arg-type]
+        if isinstance(message, Rollout) and self.killed_by & set(message.draws):
+            self.die()
+            return
         self.world.say(self.peer, self.answer(message))
 
     def answer(self, message: Any) -> Any:
@@ -265,14 +288,26 @@ class FakeEnv(FakeWorker):
                     for seed in message.seeds
                 )
                 videos = tuple((f"{seed:064x}", 7) for seed in message.videos)
+                digest = ""
+                if message.collect is not None:
+                    made = (message.policy, message.version, message.env, message.seeds, message.draws)
+                    digest = hashlib.sha256(repr(made).encode()).hexdigest()
+                    PAGES[digest] = message
                 return RolloutDone(
                     **place,
+                    trajectories=digest,
+                    trajectories_nbytes=9 if digest else 0,
                     episodes=() if self.error else episodes,
                     contract_digest="c",
                     software={"mujoco": "3"},
                     videos=videos,
                     error=self.error,
                 )
+            case DescribeSimulator():
+                if self.error is not None:
+                    return SimulatorDescribed(**place, error=self.error)
+                contract = msgspec.structs.replace(CONTRACT, cameras=message.cameras or ())
+                return SimulatorDescribed(**place, contract=contract, instruction="go", statistics=STATISTICS)
             case _:
                 raise AssertionError(message)
 

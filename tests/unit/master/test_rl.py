@@ -1,0 +1,428 @@
+"""RL jobs: two loops that meet in the Training queue, and nothing lost, repeated or too old between them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from common.journal.records import CurveRecord, PageRecord, VersionRecord
+from joynexus.specs import EvaluateSpec, GrpoSpec, PpoSpec, RlPolicy, RlSpec
+from joynexus.wire import ErrorCode
+from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, Rollout, TrainItem, WeightsRefused
+from joynexus.wire.errors import failure
+from joynexus.wire.front import (
+    CancelJob,
+    CreatePolicy,
+    GetPolicy,
+    GetVersion,
+    JobInfo,
+    PolicyInfo,
+    ResumeJob,
+    SubmitJob,
+    VersionInfo,
+)
+from services.master.config import CoreConfig
+from services.master.plan import compile_rl
+from tests.unit.master.actors import BLOBS, PAGES, FakeEnv, FakeTrainer, new_incarnation
+from tests.unit.master.test_jobs import Cluster, info, submit
+from tests.unit.master.world import CONTRACT, SPEC, STATISTICS, World, run
+
+PPO = PpoSpec(epochs=2)
+
+
+def rl(**changes: object) -> RlSpec:
+    spec = RlSpec(
+        policy="p", env="metaworld/reach-v3", algorithm=PPO, updates=4, episodes=12, checkpoint_every=2, seed=3
+    )
+    return msgspec.structs.replace(spec, **changes)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def items(trainer: FakeTrainer) -> list[TrainItem]:
+    return [item for group in trainer.groups for item in group.items if item.kind != "checkpoint"]
+
+
+def rollouts(env: FakeEnv) -> list[Rollout]:
+    return [task for task in env.tasks if isinstance(task, Rollout)]
+
+
+def policy(world: World) -> PolicyInfo:
+    return world.ask(GetPolicy(policy="p"), PolicyInfo)
+
+
+def trained(world: World) -> list[tuple[Rollout, ...]]:
+    """Which pages the newest version was trained on, update by update."""
+    newest = max(world.journal.of(VersionRecord), key=lambda version: version.version)
+    weights = BLOBS[newest.digest]
+    updates = range(len(weights.trained) // PPO.epochs)
+    order = [(update, epoch) for update in updates for epoch in range(PPO.epochs)]
+    assert [(update, epoch) for update, epoch, _ in weights.trained] == order, "each epoch once, in order"
+    first, second = ([digests for _, epoch, digests in weights.trained if epoch == number] for number in range(2))
+    assert first == second, "all epochs of an update are over the same pages"
+    return [tuple(PAGES[digest] for digest in digests) for digests in first]
+
+
+def check(world: World, spec: RlSpec, first: int = 1) -> None:
+    """Every page was trained on once, in order, from its own seeds, and none was too old."""
+    plan = compile_rl(spec, rollout_episodes=world.config.rollout_episodes)
+    updates = trained(world)
+    assert len(updates) == spec.updates
+    for update, pages in enumerate(updates):
+        numbers = range(update * plan.pages, (update + 1) * plan.pages)
+        assert [(page.seeds, page.draws) for page in pages] == [plan.page(number) for number in numbers]
+        assert all(0 <= update - (page.version - first) <= spec.max_staleness for page in pages)
+
+
+# The loop
+
+
+def test_an_rl_job_creates_its_policy_from_the_simulator_and_improves_it(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl())
+    cluster.run()
+    done = info(world, job.job)
+    assert (done.state, done.done, done.total) == ("succeeded", 4, 4)
+    assert (done.initial_version, done.version) == (1, 5)
+    spec = policy(world).spec
+    assert spec.contract == msgspec.structs.replace(CONTRACT, cameras=())
+    assert (spec.statistics, spec.chunk) == (STATISTICS, 1)
+    described = cluster.env.tasks[0]
+    assert isinstance(described, DescribeSimulator)
+    assert (described.warmup_episodes, described.cameras, described.seed) == (8, (), 1_000_000)
+    kinds = [item.kind for item in items(cluster.trainer)]
+    assert kinds == ["rl_begin", "publish", *["rl_epoch", "rl_epoch", "publish"] * 4]
+    check(world, rl())
+
+
+def test_ops_say_all_that_the_trainer_needs_to_know(world: World) -> None:
+    cluster = Cluster(world)
+    submit(world, rl(algorithm=PpoSpec(epochs=2, level="action"), create=RlPolicy(chunk=4), reward_scale=0.5))
+    cluster.run()
+    begin, _, first, second, *_ = items(cluster.trainer)
+    assert isinstance(begin.rl, RlBegin)
+    assert begin.rl.critic is not None
+    assert begin.rl.values == 4
+    assert begin.rl.optimizer == policy(world).spec.optimizer
+    assert isinstance(first.rl, RlEpoch)
+    assert isinstance(second.rl, RlEpoch)
+    assert (first.rl.update, first.rl.epoch, second.rl.epoch) == (0, 0, 1)
+    assert (first.rl.reward_scale, first.rl.seed, first.rl.weight_limit) == (0.5, 3, 0.0)
+    assert len(first.rl.rollouts) == 2
+    page = rollouts(cluster.env)[0]
+    assert page.collect is not None
+    assert page.collect.value
+
+
+def test_grpo_has_no_critic_and_whole_advantage_groups_in_each_page(world: World) -> None:
+    cluster = Cluster(world)
+    spec = rl(algorithm=GrpoSpec(epochs=2, group_size=4), episodes=12)
+    job = submit(world, spec)
+    cluster.run()
+    assert info(world, job.job).state == "succeeded"
+    begin = items(cluster.trainer)[0].rl
+    assert isinstance(begin, RlBegin)
+    assert (begin.critic, begin.values) == (None, 0)
+    pages = rollouts(cluster.env)
+    assert [len(page.seeds) for page in pages[:2]] == [8, 4]
+    assert pages[0].seeds == (1_000_000,) * 4 + (1_000_001,) * 4
+    assert len({draw for page in pages for draw in page.draws}) == 4 * 12
+    check(world, spec)
+
+
+def test_a_group_larger_than_a_page_is_one_page() -> None:
+    plan = compile_rl(rl(algorithm=GrpoSpec(group_size=16), episodes=32), rollout_episodes=8)
+    assert (plan.pages, len(plan.page(0)[0])) == (2, 16)
+
+
+def test_the_learning_curve_says_how_each_update_went(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl())
+    cluster.run()
+    points = info(world, job.job).updates
+    assert [point.update for point in points] == [0, 1, 2, 3]
+    assert [point.version for point in points] == [2, 3, 4, 5]
+    assert {(point.episodes, point.steps, point.success, point.reward, point.length) for point in points} == {
+        (12, 120, 0.5, 1.0, 10.0)
+    }
+    assert len({point.metrics["policy_loss"] for point in points}) == 4
+    assert info(world, job.job, since=3).updates == points[3:]
+    before = info(world, job.job)
+    world.crash()
+    assert info(world, job.job) == before
+    assert (before.samples, before.backbone_forwards) == (8, 8)  # what the fake trainer counts for each epoch
+
+
+def test_without_staleness_rollouts_and_training_take_turns(world: World) -> None:
+    cluster = Cluster(world)
+    submit(world, rl())
+    run(cluster.env)
+    cluster.trainer.work()
+    run(cluster.env)
+    assert len(rollouts(cluster.env)) == 2
+    cluster.run()
+    assert [page.version for page in rollouts(cluster.env)] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_asynchronous_rollouts_run_ahead_as_far_as_staleness_allows(world: World) -> None:
+    cluster = Cluster(world)
+    spec = rl(max_staleness=2)
+    submit(world, spec)
+    run(cluster.env)
+    cluster.trainer.work()  # begins, publishes, and has nothing to train on
+    run(cluster.env)
+    assert [page.version for page in rollouts(cluster.env)] == [1] * 6  # three updates of two pages
+    cluster.run()
+    check(world, spec)
+    epoch = items(cluster.trainer)[2].rl
+    assert isinstance(epoch, RlEpoch)
+    assert epoch.weight_limit == spec.weight_limit
+    done = info(world, "rl-1")
+    assert max(point.staleness for point in done.updates) == 2
+
+
+def test_a_job_stops_early_once_its_episodes_succeed_often_enough(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl(stop_at=0.5))
+    cluster.run()
+    done = info(world, job.job)
+    assert (done.state, done.done, done.total, done.version) == ("succeeded", 1, 1, 2)
+    assert len(rollouts(cluster.env)) == 2
+    world.crash()
+    assert info(world, job.job) == done
+
+
+def test_rollouts_ahead_are_dropped_when_a_job_stops_early(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl(stop_at=0.5, max_staleness=3))
+    cluster.run()
+    assert info(world, job.job).done == 1
+    assert not world.journal.of(PageRecord)
+    assert set(PAGES) >= set(world.deleted[:1])
+
+
+def test_a_policy_that_exists_is_improved_with_its_own_recipe(world: World) -> None:
+    cluster = Cluster(world)
+    world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
+    job = submit(world, rl())
+    cluster.run()
+    assert info(world, job.job).state == "succeeded"
+    assert not any(isinstance(task, DescribeSimulator) for task in cluster.env.tasks)
+    assert policy(world).spec == SPEC
+
+
+def test_a_policy_with_another_recipe_is_not_improved(world: World) -> None:
+    world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
+    refused = world.refused(SubmitJob(key="k", spec=rl(create=RlPolicy(head="groot"))))
+    assert refused.code is ErrorCode.CONFLICT
+    assert "'head'" in refused.message
+
+
+# What is kept, and for how long
+
+
+def test_pages_are_kept_until_a_checkpoint_covers_their_update(world: World) -> None:
+    cluster = Cluster(world)
+    submit(world, rl(checkpoint_every=2, updates=4))
+    deleted: list[int] = []
+    while cluster.trainer.work(1) + cluster.env.work(1) + cluster.inference.work(1):
+        held = {page.trajectories for page in world.journal.of(PageRecord)}
+        assert not held & set(world.deleted)
+        deleted.append(len(set(world.deleted) & set(PAGES)))
+    assert deleted[-1] == 8  # all are gone in the end
+    assert not world.journal.of(PageRecord)
+    assert len(world.journal.of(CurveRecord)) == 2
+
+
+def test_a_thousand_updates_keep_two_versions(world: World) -> None:
+    cluster = Cluster(world)
+    spec = rl(updates=300, episodes=1, algorithm=PpoSpec(epochs=1), checkpoint_every=50)
+    job = submit(world, spec)
+    most = 0
+    while cluster.trainer.work(1) + cluster.env.work(1) + cluster.inference.work(1):
+        most = max(most, len(policy(world).versions))
+    assert info(world, job.job).state == "succeeded"
+    assert [version.version for version in policy(world).versions] == [1, 301]
+    assert [version.version for version in world.journal.of(VersionRecord)] == [1, 301]
+    assert most <= 4
+    gone = world.refused(GetVersion(policy="p", version=7))
+    assert gone.code is ErrorCode.NOT_FOUND
+    assert "only the first and the last are kept" in gone.message
+    assert world.ask(GetVersion(policy="p"), VersionInfo).version == 301
+
+
+def test_a_version_that_is_being_evaluated_stays_until_that_has_ended(world: World) -> None:
+    cluster = Cluster(world)
+    evaluating = FakeEnv(world, new_incarnation(), key="slow", serves=("libero",))
+    submit(world, rl())
+    while not any(offer.version == 2 for offer in cluster.inference.offers):
+        assert cluster.trainer.work(1) + cluster.env.work(1) + cluster.inference.work(1)
+    evaluation = submit(world, EvaluateSpec(policy="p", version=2, env="libero/libero_object/0", episodes=3), key="e")
+    cluster.run()
+    assert [version.version for version in policy(world).versions] == [1, 2, 5]
+    world.crash()
+    evaluating.connect()
+    assert [version.version for version in policy(world).versions] == [1, 2, 5]
+    evaluating.work()
+    assert info(world, evaluation.job).state == "succeeded"
+    assert [version.version for version in policy(world).versions] == [1, 5]
+
+
+# What goes wrong
+
+
+def test_a_page_over_which_workers_die_is_left_out_and_the_update_goes_on(world: World) -> None:
+    cluster = Cluster(world)
+    spec = rl(updates=2)
+    poisoned = compile_rl(spec, rollout_episodes=8).page(1)[1][0]
+    job = submit(world, spec)
+    for _ in range(200):
+        cluster.env.killed_by = {poisoned}
+        cluster.run()
+        if cluster.env.peer not in world.actors:
+            world.wait(2.5)
+            cluster.trainer.beat()
+            cluster.inference.beat()
+            cluster.env = FakeEnv(world, new_incarnation(), key="env")
+        if info(world, job.job).state == "succeeded":
+            break
+    done = info(world, job.job)
+    assert done.state == "succeeded"
+    assert [point.episodes for point in done.updates] == [8, 12]
+    assert [len(pages) for pages in trained(world)] == [1, 2]
+
+
+def test_an_update_without_any_episode_ends_the_job_with_the_reason(world: World) -> None:
+    cluster = Cluster(world)
+    world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
+    cluster.env.error = failure(ErrorCode.UNAVAILABLE, "no OpenGL library is here: install libegl1")
+    job = submit(world, rl())
+    for _ in range(12):
+        cluster.run()
+        world.wait(1)
+        cluster.beat()
+    done = info(world, job.job)
+    assert done.state == "failed"
+    assert "no episode of update 0 could be run: no OpenGL library is here" in done.message
+    assert policy(world).driver == ""
+
+
+def test_a_task_that_does_not_fit_the_policy_ends_the_job(world: World) -> None:
+    cluster = Cluster(world)
+    cluster.env.error = failure(ErrorCode.INVALID, "there is no task 'reach-v9'")
+    job = submit(world, rl())
+    cluster.run()
+    assert info(world, job.job).message == "there is no task 'reach-v9'"
+
+
+def test_vetoed_epochs_park_the_job_and_it_goes_on_where_it_stopped(world: World) -> None:
+    cluster = Cluster(world)
+    veto = failure(ErrorCode.NON_FINITE, "the loss is nan")
+    spec = rl(updates=6)
+    cluster.trainer.errors = dict.fromkeys((6, 7, 9), veto)  # both epochs of update 1, and the first of update 2
+    job = submit(world, spec)
+    cluster.run()
+    parked = info(world, job.job)
+    assert parked.state == "parked"
+    assert "3 steps in a row were vetoed" in parked.message
+    world.crash()
+    for worker in (cluster.trainer, cluster.inference, cluster.env):
+        worker.connect()
+    cluster.trainer.errors = {}
+    world.ask(ResumeJob(job=job.job), JobInfo)
+    cluster.run()
+    done = info(world, job.job)
+    assert (done.state, done.done) == ("succeeded", 6)
+    assert done.updates[1].metrics == {}
+
+
+def test_a_version_that_inference_refuses_ends_the_job(world: World) -> None:
+    cluster = Cluster(world)
+    cluster.inference.applies = False
+    job = submit(world, rl())
+    run(cluster.env, cluster.trainer)
+    cluster.inference.work()
+    refused = failure(ErrorCode.NON_FINITE, "weight 'x' holds NaN")
+    world.say(cluster.inference.peer, WeightsRefused(tenant="a", policy="p", version=5, error=refused))
+    assert info(world, job.job).state == "failed"
+
+
+def test_cancelling_frees_the_policy_its_pages_and_its_rollouts(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl(max_staleness=2, updates=50))
+    for _ in range(20):
+        cluster.trainer.work(1)
+        cluster.env.work(1)
+    before = info(world, job.job)
+    assert before.state == "running"
+    world.ask(CancelJob(job=job.job), JobInfo)
+    after = info(world, job.job)
+    assert (after.state, after.updates) == ("cancelled", before.updates)
+    assert not world.journal.of(PageRecord)
+    assert policy(world).driver == ""
+    cluster.run()
+    world.crash()
+    assert info(world, job.job).updates == before.updates
+    other = submit(world, rl(), key="again")
+    for worker in (cluster.trainer, cluster.inference, cluster.env):
+        worker.connect()
+    cluster.run()
+    assert info(world, other.job).state == "succeeded"
+
+
+def test_a_trainer_that_dies_over_an_epoch_parks_the_job() -> None:
+    world = World(CoreConfig(kills=1))
+    cluster = Cluster(world)
+    cluster.trainer.killed_by = {3}
+    job = submit(world, rl())
+    cluster.run()
+    world.wait(8)
+    assert info(world, job.job).state == "parked"
+    assert "set aside" in info(world, job.job).message
+
+
+def test_the_message_names_the_worker_that_is_missing(world: World) -> None:
+    job = submit(world, rl(env="maniskill/PickCube-v1"))
+    assert info(world, job.job).message == "waits for an env worker that serves maniskill"
+    assert info(world, job.job).state == "waiting"
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"updates": 0}, "updates must lie between"),
+        ({"episodes": 0}, "episodes must lie between"),
+        ({"max_staleness": 65}, "max_staleness must lie between 0 and 64"),
+        ({"stop_at": 1.5}, "stop_at must lie between"),
+        ({"reward_scale": 0.0}, "reward_scale must lie between"),
+        ({"env": "reach"}, "is not a simulator task"),
+        ({"algorithm": GrpoSpec(group_size=5)}, "episodes must be a multiple of group_size, 5: use 15"),
+        ({"algorithm": GrpoSpec(group_size=1)}, "group_size must lie between 2 and 64"),
+        ({"algorithm": GrpoSpec(group_size=4, filter_low=1.0, filter_high=0.0)}, "filter_low is 1, above"),
+        ({"algorithm": PpoSpec(gamma=1.5)}, "gamma must lie between"),
+        ({"algorithm": PpoSpec(dual_clip=0.5)}, "dual_clip (0 turns it off) must lie between 1"),
+        ({"algorithm": PpoSpec(epochs=0)}, "epochs must lie between"),
+        ({"create": RlPolicy(chunk=0)}, "chunk must lie between"),
+        ({"first_seed": 2**31}, "first_seed must lie between"),
+        ({"weight_limit": float("nan")}, "weight_limit must lie between"),
+    ],
+)
+def test_a_spec_that_could_never_run_is_refused_in_one_sentence(
+    world: World, changes: dict[str, object], says: str
+) -> None:
+    refused = world.refused(SubmitJob(key="k", spec=rl(**changes)))
+    assert refused.code is ErrorCode.INVALID
+    assert says in refused.message
+
+
+def test_executing_more_than_a_chunk_is_refused(world: World) -> None:
+    Cluster(world)
+    world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
+    job = submit(world, rl(execute=9))
+    assert "predicts chunks of 8" in info(world, job.job).message
