@@ -163,6 +163,7 @@ class RlLoop:
         name: of the policy.
         reward, limit, episodes: of the rollouts; episodes for each update.
         staleness: how many updates ago the version that acts was published.
+        acting: the policy as it was last published.
         answers: to all ops so far.
     """
 
@@ -179,6 +180,7 @@ class RlLoop:
     staleness: int = 0
     seq: int = 0
     version: int = 0
+    acting: Policy = field(init=False)
     answers: list[TrainDone] = field(default_factory=list)
 
     @property
@@ -209,7 +211,8 @@ class RlLoop:
         """Publish, and return the policy as those who act have it."""
         self.version += 1
         done = self.op("publish", version=self.version)
-        return read_version(self.bench.blobs.path(done.result.digest)).policy
+        self.acting = read_version(self.bench.blobs.path(done.result.digest)).policy
+        return self.acting
 
     def roll(self, policy: Policy, update: int, *, version: int = 0, pages: int = 2) -> tuple[str, ...]:
         """Collect the episodes of an update with a policy; return the pages' digests."""
