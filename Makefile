@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help install install-simulators system-packages demo test lint format bench bench-tenants up down clean
+.PHONY: help install install-simulators system-packages demo test lint format bench bench-tenants soak up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -54,6 +54,9 @@ bench: install  ## all benchmarks; results in benchmarks/results
 
 bench-tenants: install  ## four tenants on a real cluster, together and one after another
 	@$(PY) -m benchmarks.tenants </dev/null
+
+soak: install  ## each simulator made and closed thirty times: nothing may grow
+	@$(PY) -m benchmarks.soak </dev/null
 
 up: install  ## a cluster of local processes in .joynexus
 	@$(VENV)/bin/joynexus up
