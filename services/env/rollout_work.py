@@ -7,12 +7,15 @@ anew while one that fits stands idle.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from joynexus.simulation.asking import Asker
 from joynexus.simulation.interface import Picture, SimulatorError
+from joynexus.simulation.pool import SimulatorPool
 from joynexus.simulation.work import describe_simulator, options_of, run_rollout
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
@@ -61,36 +64,31 @@ class RolloutWork:
         Raises:
             JoyNexusError: what the master answered to a request to act; UNAVAILABLE if the disk is full.
         """
-
-        def alive() -> None:
-            self._alive(message.task)
-
         try:
-            software = family_of(message.env).software()
-            with self._pools.lend(message.env, options_of(message), rows=len(message.seeds), alive=alive) as pool:
-                child = pool.cpu_s()
-                done = run_rollout(message, pool, ask, self, software=software, alive=alive)
-                self._child_busy(pool.cpu_s() - child)
-                return done
+            with self._lend(message, len(message.seeds)) as (pool, software, alive):
+                return run_rollout(message, pool, ask, self, software=software, alive=alive)
         except (SimulatorError, ValueError) as error:
             return RolloutDone(task=message.task, attempt=message.attempt, error=_failure(error))
 
     def describe(self, message: DescribeSimulator) -> SimulatorDescribed:
         """Say what a task is like."""
-
-        def alive() -> None:
-            self._alive(message.task)
-
         try:
-            software = family_of(message.env).software()
-            rows = message.warmup_episodes or 1
-            with self._pools.lend(message.env, options_of(message), rows=rows, alive=alive) as pool:
-                child = pool.cpu_s()
-                done = describe_simulator(message, pool, software=software, alive=alive)
-                self._child_busy(pool.cpu_s() - child)
-                return done
+            with self._lend(message, message.warmup_episodes or 1) as (pool, software, alive):
+                return describe_simulator(message, pool, software=software, alive=alive)
         except (SimulatorError, ValueError) as error:
             return SimulatorDescribed(task=message.task, attempt=message.attempt, error=_failure(error))
+
+    @contextmanager
+    def _lend(
+        self, message: Rollout | DescribeSimulator, rows: int
+    ) -> Iterator[tuple[SimulatorPool, dict[str, str], Callable[[], None]]]:
+        """Lend environments as the message wants them, and what there is to know and to call beside."""
+        alive = partial(self._alive, message.task)
+        software = family_of(message.env).software()
+        with self._pools.lend(message.env, options_of(message), rows=rows, alive=alive) as pool:
+            child = pool.cpu_s()
+            yield pool, software, alive
+            self._child_busy(pool.cpu_s() - child)
 
     def put_bytes(self, data: bytes) -> str:
         """Store a blob; returns its digest."""

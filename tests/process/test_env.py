@@ -21,23 +21,29 @@ pytest.importorskip("metaworld.env_dict")
 from common.settings import EnvSettings
 from joynexus.contract import Contract
 from joynexus.datasets import DatasetManifest
+from joynexus.seeds import derived_seed
 from joynexus.simulation.interface import SimulatorOptions
+from joynexus.simulation.trajectories import unpack
 from joynexus.wire import ErrorCode, failure, rebuild
 from joynexus.wire.arrays import ArrayPacker
 from joynexus.wire.back import (
+    Collect,
     DatasetPrepared,
+    DescribeSimulator,
     IndicesDrawn,
     PrepareDataset,
     Rollout,
     RolloutDone,
     SampleIndices,
+    SimulatorDescribed,
     WorkerAct,
 )
-from joynexus.wire.front import Act, Actions, FileEntry
+from joynexus.wire.front import Act, Actions, Exploration, FileEntry
 from services.env.simulators.metaworld import expert
-from services.env.simulators.registry import contract_of
+from services.env.simulators.registry import contract_of, make_simulator
 from tests.process.fake_master import FakeMaster
 from tests.unit.env import sets
+from tests.waiting import until
 
 TASK = "metaworld/reach-v3"
 CHUNK = 3
@@ -80,7 +86,10 @@ def push(master: FakeMaster, folder: Path, task: str) -> DatasetPrepared:
 
 @contextmanager
 def policy(master: FakeMaster, rows_seen: list[int]) -> Iterator[None]:
-    """Answer with MetaWorld's expert, each action three times; every fifth request is answered at the second try."""
+    """Answer with MetaWorld's expert, each action three times; every fifth request is answered at the second try.
+
+    The value that it tells whoever explores is the first number of the state, the key the row's seed.
+    """
     act_expert, stop, calls = expert("reach-v3"), threading.Event(), 0
 
     def answer() -> None:
@@ -102,7 +111,14 @@ def policy(master: FakeMaster, rows_seen: list[int]) -> Iterator[None]:
             assert all(len(rebuild(image, packet.buffers)) == len(states) for image in act.images)
             packer = ArrayPacker()
             actions = packer.add(np.stack([act_expert(state)[None].repeat(CHUNK, 0) for state in states]))
-            master.give(Actions(version=1, actions=actions), packer.buffers, re=packet.header.id)
+            told = Exploration(
+                sample=actions,
+                log_prob=actions,
+                value=packer.add(states[:, :1]),
+                keys=tuple(str(seed) for seed in act.seeds),
+            )
+            answer = Actions(version=1, actions=actions, exploration=told if act.explore else None)
+            master.give(answer, packer.buffers, re=packet.header.id)
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -129,7 +145,7 @@ def test_data_sets_batches_and_episodes_come_from_one_process(tmp_path: Path) ->
     contract = contract_of(TASK)
     with FakeMaster(tmp_path) as master, env_process(master, JOYNEXUS_DATASETS_DIR=str(tmp_path / "mounted")) as child:
         (register,) = master.registers
-        assert register.serves == ("metaworld", "datasets", "sampler")
+        assert {"metaworld", "datasets", "sampler"} <= set(register.serves)
         assert register.mounted == ("arm-v3",)
         assert register.credit == {"simulator": 2, "data": 2}
 
@@ -191,6 +207,77 @@ def test_a_simulator_worker_that_is_killed_costs_time_and_nothing_else(tmp_path:
             for pid in simulator_pids():
                 os.kill(pid, signal.SIGKILL)
             assert done(master).episodes == undisturbed.episodes
+
+
+def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> None:
+    seeds, draws, limit = (5, 6, 5), (1, 1, 2), 20
+    act_expert, blind = expert("reach-v3"), SimulatorOptions(cameras=(), episode_limit=limit, end_at_success=False)
+    with FakeMaster(tmp_path) as master, env_process(master), policy(master, []):
+        collect = Collect(reward="dense", value=True)
+        master.give(rollout(contract_of(TASK, blind), seeds=seeds, draws=draws, episode_limit=limit, collect=collect))
+        page = done(master)
+        assert page.error is None, page.error
+        blob = master.store.path(page.trajectories).read_bytes()
+        assert page.trajectories_nbytes == len(blob)
+        t = unpack(blob)
+        simulator = make_simulator(TASK, blind)
+        row = 0
+        for episode, (seed, draw) in enumerate(zip(seeds, draws, strict=True)):
+            observation, step = simulator.reset(seed), 0
+            for _ in range(t.lengths[episode]):
+                assert np.array_equal(t.state[row], observation.state)
+                assert t.value[row] == observation.state[0]
+                assert t.keys[row] == str(derived_seed("rollout", draw, step))
+                count = min(CHUNK, limit - step)
+                result = simulator.step_chunk(act_expert(observation.state)[None].repeat(count, 0))
+                assert t.rewards[row].tolist() == result.rewards.tolist() + [0.0] * (CHUNK - count)
+                assert t.executed[row] == count
+                observation, row, step = result.observation, row + 1, step + result.steps
+            assert step == limit, "dense rewards are paid to the end"
+            assert t.last_value[episode] == observation.state[0]
+        assert not t.terminated.any()
+
+        master.give(rollout(contract_of(TASK), task="r2", seeds=(0, 1), collect=Collect(reward="success", value=True)))
+        page = done(master)
+        t = unpack(master.store.path(page.trajectories).read_bytes())
+        assert t.images[0].shape == (len(t.keys), 64, 64, 3)
+        assert t.images[0].std() > 10
+        assert t.rewards.sum() == t.success.sum() == t.terminated.sum() == 2
+        assert not t.last_value.any()
+
+
+def test_a_simulator_is_described_with_statistics_or_in_a_sentence_why_it_is_not(tmp_path: Path) -> None:
+    def described(master: FakeMaster, task: str, **more: object) -> SimulatorDescribed:
+        fields = {"task": task, "attempt": 1, "tenant": "a", "env": TASK, "cameras": (), "episode_limit": 30, **more}
+        master.give(msgspec.convert(fields, DescribeSimulator))
+        answer = master.expect(SimulatorDescribed, timeout_s=90).message
+        assert isinstance(answer, SimulatorDescribed)
+        return answer
+
+    with FakeMaster(tmp_path) as master, env_process(master):
+        found = described(master, "d1", warmup_episodes=4, seed=9)
+        assert found.error is None, found.error
+        assert found.contract == contract_of(TASK, SimulatorOptions(cameras=(), episode_limit=30))
+        assert "goal" in found.instruction
+        assert found.software["metaworld"]
+        assert found.statistics is not None
+        assert found.statistics.count == 4 * 30
+        assert described(master, "d2", warmup_episodes=4, seed=9).statistics == found.statistics
+        assert described(master, "d3").statistics is None
+        unknown = described(master, "d4", env="metaworld/reech-v3").error
+        assert unknown is not None
+        assert (unknown.code, "metaworld/reach-v3" in unknown.message) == (ErrorCode.INVALID, True)
+
+
+def test_a_worker_that_is_told_to_leave_finishes_its_page(tmp_path: Path) -> None:
+    rows: list[int] = []
+    with FakeMaster(tmp_path) as master, env_process(master) as child, policy(master, rows):
+        master.give(rollout(contract_of(TASK, SimulatorOptions(cameras=()))))
+        until(lambda: rows)
+        child.send_signal(signal.SIGTERM)
+        assert master.left.wait(20)
+        assert all(episode.success for episode in done(master).episodes)
+        assert child.wait(20) == 0
 
 
 def simulator_pids() -> list[int]:
