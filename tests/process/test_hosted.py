@@ -1,0 +1,264 @@
+"""`joynexus env serve` against a whole cluster, from a process that has the wheel alone.
+
+One cluster serves all tests here; each test serves an environment under a name of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import joynexus
+from joynexus import Client, JoyNexusError, launch
+from joynexus.keyring import Keyring
+from joynexus.local import LocalCluster
+from joynexus.specs import PolicySpec
+from joynexus.wire.front import EvaluationResult
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "own_environment" / "point_mass.py"
+BACKBONE = "tiny-qwen3vl"
+
+WITHOUT_SERVICES = """
+import sys
+
+class OnlyTheWheel:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"services", "common", "torch", "transformers"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyTheWheel())
+"""
+"""What a machine is like on which `pip install joynexus` has run and nothing else; `site` runs it in each process."""
+
+BROKEN = """
+import time
+import numpy as np
+from point_mass import PointMass
+
+class Broken(PointMass):
+    def step_chunk(self, actions, **how):
+        {what}
+
+def make_env():
+    return Broken()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=120)
+    try:
+        yield launch.up(folder, options)
+    finally:
+        launch.down(folder)
+
+
+@pytest.fixture(scope="module")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with joynexus.connect(cluster.client_file) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def policy(client: Client) -> str:
+    """A policy for the example's contract, with one version."""
+    sys.path.insert(0, str(EXAMPLE.parent))
+    try:
+        from point_mass import PointMass
+    finally:
+        sys.path.pop(0)
+    spec = PolicySpec(backbone=BACKBONE, contract=PointMass.contract, normalization="none", chunk=2, seed=1)
+    with client.create_policy("pusher", spec) as policy:
+        policy.publish().result(60)
+    return "pusher"
+
+
+Serve = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def serve(cluster: LocalCluster, tmp_path: Path) -> Iterator[Serve]:
+    """Starts hosts in a folder with the example, and ends those that are left."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(WITHOUT_SERVICES)
+    shutil.copy(EXAMPLE, tmp_path)
+    hosts: list[subprocess.Popen[str]] = []
+
+    def start(target: str, *options: str, config: Path = cluster.client_file) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "joynexus", "env", "serve", target, "--config", str(config), *options]
+        host = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(site)},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        hosts.append(host)
+        return host
+
+    try:
+        yield start
+    finally:
+        for host in hosts:
+            if host.poll() is None:
+                host.kill()
+            host.wait()
+            assert host.stderr is not None
+            host.stderr.close()
+
+
+def served(client: Client, name: str, hosts: int = 1) -> None:
+    until(lambda: sum(role.detail.get("env") == f"own/{name}" for role in client.status().roles) == hosts, 60)
+
+
+def evaluate(client: Client, name: str, **more: object) -> joynexus.Job:
+    fields = {"episodes": 20, "execute": 1, **more}
+    return client.evaluate(policy="pusher", env=f"own/{name}", **fields)
+
+
+def result_of(job: joynexus.Job) -> EvaluationResult:
+    evaluation = job.wait(progress=False, timeout_s=120).evaluation
+    assert evaluation is not None
+    return evaluation
+
+
+def numbers(evaluation: EvaluationResult) -> list[tuple[int, float, int]]:
+    return [(episode.seed, episode.reward, episode.steps) for episode in evaluation.results]
+
+
+def test_evaluation_runs_on_the_tenants_machine_with_the_wheel_alone(client: Client, policy: str, serve: Serve) -> None:
+    job = evaluate(client, "point_mass")
+    until(lambda: "start it with `joynexus env serve`" in job.info().message)
+    host = serve("point_mass:make_env")
+    result = result_of(job)
+    assert [episode.seed for episode in result.results] == list(range(20))
+    assert len({episode.reward for episode in result.results}) == 20
+    assert result.software["environment"] == "point_mass:make_env"
+    before = {line.policy: line for line in client.usage().lines}[policy]
+    assert (before.env_s, before.inference_s > 0) == (0.0, True)
+    host.send_signal(signal.SIGINT)
+    assert host.wait(20) == 0
+    assert host.stderr is not None
+    said = host.stderr.read()
+    assert "'push the point to the middle' is served as own/point_mass" in said
+    assert "5 episodes of policy 'pusher'" in said
+    assert "Traceback" not in said
+    served(client, "point_mass", hosts=0)
+
+
+def test_killed_host_changes_no_episode(client: Client, policy: str, serve: Serve) -> None:
+    serve("point_mass:make_env", "--name", "killed")
+    served(client, "killed")
+    undisturbed = result_of(evaluate(client, "killed", episodes=40))
+    first = serve("point_mass:make_env", "--name", "killed")
+    served(client, "killed", hosts=2)
+    job = evaluate(client, "killed", episodes=40)
+    until(lambda: job.info().done > 0)
+    first.kill()
+    assert job.info().done < 40
+    assert numbers(result_of(job)) == numbers(undisturbed)
+
+
+def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str, serve: Serve) -> None:
+    host = serve("point_mass:make_env", "--name", "alone")
+    served(client, "alone")
+    job = evaluate(client, "alone", episodes=60)
+    until(lambda: job.info().done > 0)
+    host.terminate()
+    assert host.wait(20) == 0
+    until(lambda: "start it with" in job.info().message)
+    serve("point_mass:make_env", "--name", "alone", "--processes", "2")
+    assert [episode.seed for episode in result_of(job).results] == list(range(60))
+
+
+def test_master_that_restarts_finds_its_hosts_again(
+    client: Client, cluster: LocalCluster, policy: str, serve: Serve
+) -> None:
+    serve("point_mass:make_env", "--name", "stays")
+    served(client, "stays")
+    job = evaluate(client, "stays", episodes=40)
+    until(lambda: job.info().done > 0)
+    os.kill(cluster.running("master"), signal.SIGKILL)
+    assert [episode.seed for episode in result_of(job).results] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("raise ZeroDivisionError('no friction')", "failed to step: ZeroDivisionError: no friction"),
+        ("time.sleep(600)", "took longer than 1 s to step"),
+        ("import os; os._exit(3)", "died in a step"),
+        ("self._state[:] = np.nan; return super().step_chunk(actions)", "NaN or infinit"),
+    ],
+)
+def test_broken_environment_fails_its_job_with_a_sentence(
+    client: Client, policy: str, serve: Serve, tmp_path: Path, what: str, sentence: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(what=what))
+    host = serve("broken:make_env", "--timeout", "1", "--environments", "1")
+    served(client, "broken")
+    job = evaluate(client, "broken", episodes=1)
+    with pytest.raises(JoyNexusError, match="own/broken: none of 1 episodes could be run: .*" + sentence):
+        job.wait(progress=False, timeout_s=120)
+    assert host.poll() is None, "it serves on"
+
+
+def test_another_tenant_sees_and_gets_nothing(client: Client, cluster: LocalCluster, policy: str, serve: Serve) -> None:
+    stranger = Keyring(cluster.keys).issue("stranger", tenant="stranger")
+    serve("point_mass:make_env", "--name", "theirs", config=stranger)
+    with joynexus.connect(stranger) as theirs:
+        served(theirs, "theirs")
+        assert "start it with" in evaluate(client, "theirs", episodes=1).info().message
+        with pytest.raises(JoyNexusError, match="no policy 'pusher'"):
+            evaluate(theirs, "theirs")
+
+
+def test_contract_that_differs_is_named(client: Client, policy: str, serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(
+        "import msgspec\nfrom point_mass import PointMass\n"
+        "class Other(PointMass):\n"
+        "    contract = msgspec.structs.replace(PointMass.contract, control_mode='force', robot='arm')\n"
+        "make_env = Other\n"
+    )
+    serve("other:make_env")
+    served(client, "other")
+    with pytest.raises(JoyNexusError, match="contract field 'robot' differs") as refused:
+        evaluate(client, "other").wait(progress=False, timeout_s=60)
+    assert refused.value.code == "CONTRACT_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("no_such_module:make_env", "No module named 'no_such_module'"),
+        ("point_mass:make", "has no function 'make'"),
+        ("fails:make_env", "ZeroDivisionError: no physics"),
+    ],
+)
+def test_what_cannot_be_served_is_told_on_the_terminal(
+    cluster: LocalCluster, serve: Serve, tmp_path: Path, target: str, sentence: str
+) -> None:
+    (tmp_path / "fails.py").write_text("def make_env():\n    raise ZeroDivisionError('no physics')\n")
+    host = serve(target)
+    assert host.wait(60) == 1
+    assert host.stderr is not None
+    assert sentence in host.stderr.read().splitlines()[-1]
+
+
+def test_robots_key_may_not_serve(cluster: LocalCluster, serve: Serve) -> None:
+    host = serve("point_mass:make_env", config=Keyring(cluster.keys).issue("arm", tenant="default", scope="act"))
+    assert host.wait(60) == 1
+    assert host.stderr is not None
+    assert "needs a key of scope 'all'" in host.stderr.read()
