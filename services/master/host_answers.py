@@ -17,6 +17,7 @@ from joynexus.wire.back import Rollout, RolloutDone, SimulatorDescribed
 from joynexus.wire.hosted import OfferEnvironment
 from services.master.checks import MAX_STEPS, check_contract, check_statistics
 from services.master.outbox import refuse
+from services.master.plan import has_ended
 
 MAX_CREDIT = 64
 MAX_SOFTWARE = 32
@@ -102,8 +103,9 @@ def _problem(asked: Rollout, said: RolloutDone, stored: int) -> str:
         return "a reward is not finite"
     if said.videos or any(episode.video for episode in said.episodes):
         return "it has videos, which are not taken from hosts"
-    if bool(said.trajectories) is not (asked.collect is not None):
-        return "its trajectories are missing" if asked.collect else "it has trajectories that nobody asked for"
+    wanted = asked.collect is not None and any(map(has_ended, said.episodes))
+    if bool(said.trajectories) is not wanted:
+        return "its trajectories are missing" if wanted else "it has trajectories that nobody asked for"
     if said.trajectories and not stored:
         return "its trajectories were not uploaded"
     if len(said.contract_digest) > 64:

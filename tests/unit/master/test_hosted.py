@@ -629,6 +629,19 @@ def test_missing_trajectories_are_named(world: World) -> None:
     assert "its trajectories are missing" in failed[0].message
 
 
+def test_a_page_in_which_no_episode_could_be_run_needs_no_trajectories(world: World) -> None:
+    done, failed = submit(world, RolloutDone, collecting)
+    host = FakeHost(world)
+    host.pull()
+    (work,) = host.take()
+    assert isinstance(work, Rollout)
+    page = host.answer(work)
+    lost = tuple(msgspec.structs.replace(one, success=False, failure="the simulator was lost") for one in page.episodes)
+    host.finish(work, msgspec.structs.replace(page, episodes=lost))
+    assert not failed
+    assert [isinstance(one, RolloutDone) and one.episodes for one in done] == [lost]
+
+
 def describing(task: str, attempt: int) -> DescribeSimulator:
     return DescribeSimulator(task=task, attempt=attempt, tenant="a", env="own/mine", warmup_episodes=2)
 
