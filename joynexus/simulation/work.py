@@ -87,10 +87,10 @@ def run_rollout(
     Raises:
         JoyNexusError: what the master answered to a request to act; UNAVAILABLE if the disk is full.
         SimulatorError: if the simulator cannot be made.
-        ValueError: if the page contradicts itself.
+        ValueError: if the page contradicts itself, or episodes would never end.
     """
     busy, child = time.thread_time(), pool.cpu_s()
-    contract, instruction = pool.contract, pool.instruction
+    contract, instruction = _limited(pool.contract), pool.instruction
     # Whoever runs episodes chooses their limit, so that it is left out of the comparison.
     policy = msgspec.structs.replace(message.contract, episode_limit=contract.episode_limit)
     difference = first_difference(policy, contract)
@@ -146,6 +146,13 @@ def run_rollout(
     )
 
 
+def _limited(contract: Contract) -> Contract:
+    """Return the contract of environments whose episodes end for certain; ValueError otherwise."""
+    if contract.episode_limit < 1:
+        raise ValueError("the environment's episodes have no end: set episode_limit in the job or in its contract")
+    return contract
+
+
 def _report(result: EpisodeResult, video: str, collect: Collect | None) -> EpisodeReport:
     """Return what the master hears of an episode: the reward is the one that is trained on."""
     by_success = collect is not None and collect.reward == "success"
@@ -176,10 +183,10 @@ def describe_simulator(
 
     Raises:
         SimulatorError: if the simulator cannot be made.
-        ValueError: if its states cannot be measured.
+        ValueError: if its states cannot be measured, or episodes would never end.
     """
     busy, child = time.thread_time(), pool.cpu_s()
-    contract, instruction = pool.contract, pool.instruction
+    contract, instruction = _limited(pool.contract), pool.instruction
     statistics = (
         measure_statistics(pool, contract, episodes=message.warmup_episodes, seed=message.seed, alive=alive)
         if message.warmup_episodes

@@ -15,7 +15,7 @@ from joynexus.simulation.asking import Answer, Asker
 from joynexus.simulation.episodes import Actions
 from joynexus.simulation.interface import Picture, SimulatorOptions
 from joynexus.simulation.trajectories import unpack
-from joynexus.simulation.work import options_of, run_rollout
+from joynexus.simulation.work import describe_simulator, options_of, run_rollout
 from joynexus.wire import ErrorCode, JoyNexusError
 from joynexus.wire.back import Collect, DescribeSimulator, Rollout, RolloutDone
 from tests.unit.env.exploring import CHUNK, VERSION, explore
@@ -172,6 +172,16 @@ def test_another_contract_is_refused_with_the_field_before_anything_is_run() -> 
     assert not pool.resets
     limited = msgspec.structs.replace(pool.contract, episode_limit=7)  # whoever runs episodes chooses that
     assert run(rollout(contract=limited), pool).error is None
+
+
+def test_episodes_without_an_end_are_refused() -> None:
+    pool = Pool(2)
+    pool.contract = msgspec.structs.replace(pool.contract, episode_limit=0)
+    with pytest.raises(ValueError, match="have no end: set episode_limit"):
+        run(rollout(), pool)
+    message = DescribeSimulator(task="t", attempt=1, tenant="a", env="own/mine", warmup_episodes=2)
+    with pytest.raises(ValueError, match="have no end: set episode_limit"):
+        describe_simulator(message, pool, software=SOFTWARE)
 
 
 def test_environments_are_made_as_the_policy_sees_them_and_run_on_where_each_step_is_paid() -> None:
