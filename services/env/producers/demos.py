@@ -1,7 +1,7 @@
-"""Write demonstrations of a scripted expert as a LeRobot v3.0 data set.
+"""Write demonstrations of an expert as a LeRobot v3.0 data set.
 
-In: a MetaWorld task, a number of episodes. Out: a data set of that many successful episodes, with the environment's
-contract. Never: an episode that failed (the next seed is tried instead).
+In: a task of a family that has experts, a number of episodes. Out: a data set of that many successful episodes, with
+the environment's contract. Never: an episode that failed (the next seed is tried instead).
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from joynexus.simulation.episodes import Actions, EpisodeResult, Question, run_episodes
-from joynexus.simulation.interface import SimulatorOptions, StepResult
+from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.writer import LeRobotWriter
-from services.env.simulators.metaworld import MetaWorldFamily, expert
-from services.env.simulators.registry import family_of, open_pool
+from services.env.producers.maniskill_demos import ManiSkillExpert
+from services.env.producers.metaworld_demos import MetaWorldExpert
+from services.env.producers.recording import Expert
+from services.env.simulators.registry import family_of
+
+EXPERTS: dict[str, Callable[[str, SimulatorOptions, int], Expert]] = {
+    "maniskill": ManiSkillExpert,
+    "metaworld": MetaWorldExpert,
+}
+"""By family: task, options, processes to an expert; a task without one is a ValueError."""
 
 FIRST_SEED = 1000  # evaluations use seeds from 0: no demonstration is of an episode that is evaluated
 _SEEDS_PER_EPISODE = 4  # an expert that fails three times out of four is none
@@ -36,7 +43,7 @@ def write_demonstrations(
 
     Args:
         folder: where the data set goes; it must not exist, or be empty.
-        task: such as `metaworld/reach-v3`.
+        task: such as `metaworld/reach-v3` or `maniskill/PickCube-v1`.
         episodes: successful episodes wanted.
         options: cameras and episode limit; the simulator's own if None.
         processes: worker processes, one environment each.
@@ -47,51 +54,31 @@ def write_demonstrations(
         Seeds of the recorded episodes, in the order of the data set. The same call writes the same data set.
 
     Raises:
-        ValueError: if there is no such task, or its expert fails too often.
+        ValueError: if there is no such task, it has no expert, or that fails too often.
         SimulatorError: if the simulator cannot be made.
     """
-    if not isinstance(family_of(task), MetaWorldFamily):
-        raise ValueError(f"there is no scripted expert of '{task}': MetaWorld's tasks have one each")
-    policy = expert(task.partition("/")[2])
-    recordings: dict[int, list[tuple[Question, Actions]]] = {}
+    open_expert = EXPERTS.get(family_of(task).name)
+    if open_expert is None:
+        raise ValueError(f"there is no expert for '{task}': those of {' and '.join(EXPERTS)} can be recorded")
     recorded: list[int] = []
-
-    def act(questions: list[Question]) -> Actions:
-        return np.stack([policy(question.observation.state)[None] for question in questions])
-
-    def on_step(question: Question, actions: Actions, _: StepResult) -> None:
-        if question.step == 0:
-            recordings[question.seed] = []
-        recordings[question.seed].append((question, actions))
-
-    with open_pool(task, processes, processes=processes, options=options) as pool:
-        contract = pool.contract
+    with open_expert(task, options or SimulatorOptions(), processes) as expert:
+        contract = expert.contract
         with LeRobotWriter(folder, contract.rate_hz, contract) as writer:
-
-            def add(result: EpisodeResult) -> None:
-                steps = recordings.pop(result.seed, [])  # none if its simulator was lost before the first step
-                if not result.success or len(recorded) == episodes:
-                    return
-                images = {
-                    camera.name: np.stack([question.observation.images[i] for question, _ in steps])
-                    for i, camera in enumerate(contract.cameras)
-                }
-                states = np.stack([question.observation.state for question, _ in steps])
-                writer.add_episode(states, np.concatenate([a for _, a in steps]), images, pool.instruction)
-                recorded.append(result.seed)
-                progress(len(recorded), episodes)
-
             seed, last = first_seed, first_seed + _SEEDS_PER_EPISODE * episodes
             while len(recorded) < episodes:
-                count = min(
-                    _AT_ONCE, episodes - len(recorded)
-                )  # results come back in the order of seeds: the set is reproducible
+                # Results come in the order of seeds, so that the set is the same whatever the processes.
+                count = min(_AT_ONCE, episodes - len(recorded))
                 if seed + count > last:
                     raise ValueError(
-                        f"the expert of {task} solved {len(recorded)} of {seed - first_seed} episodes only"
+                        f"the expert of {task} solved {len(recorded)} of {seed - first_seed} episodes within "
+                        f"{contract.episode_limit} steps: set a larger episode limit"
                     )
-                seeds = range(seed, seed + count)
-                for result in run_episodes(pool, act, seeds, episode_limit=contract.episode_limit, on_step=on_step):
-                    add(result)
+                for recording in expert.record(range(seed, seed + count)):
+                    if recording.success:
+                        views = zip(contract.cameras, recording.images, strict=True)
+                        images = {camera.name: np.stack(pictures) for camera, pictures in views}
+                        writer.add_episode(recording.states, recording.actions, images, expert.instruction)
+                        recorded.append(recording.seed)
+                        progress(len(recorded), episodes)
                 seed += count
     return tuple(recorded)

@@ -109,9 +109,15 @@ class ManiSkill:
         self._video: tuple[Any, Any] | None = None
         self._steps, self._done = 0, True
 
+    @property
+    def environment(self) -> Any:
+        """ManiSkill's own, for experts, which may know all."""
+        return self._env
+
     def reset(self, seed: int, *, render: bool = True) -> SimObservation:
         """Begin the episode of a seed (0 to 2**32 - 1)."""
-        raw, _ = self._env.reset(seed=seed)
+        # In a new scene, which takes half a second: PhysX remembers contacts of earlier episodes in an old one.
+        raw, _ = self._env.reset(seed=seed, options={"reconfigure": True})
         self._steps, self._done = 0, False
         return self._observe(raw, render)
 
@@ -238,14 +244,12 @@ def _make(task: str, mode: str, sizes: dict[str, dict[str, int]]) -> Any:
             f"{task} needs assets that ManiSkill downloads: on the machines of env workers run "
             + " and ".join(f"python -m mani_skill.utils.download_asset {name}" for name in absent)
         )
-    robots = 2 if task.startswith("TwoRobot") else 1
-    control = [entry.control] * robots if robots > 1 else entry.control or None
     try:
         return REGISTERED_ENVS[task].make(
             num_envs=1,
             obs_mode=mode,
             reward_mode=entry.reward,
-            control_mode=control,
+            control_mode=entry.control or None,
             sim_backend="physx_cpu",  # the one that gives the same episode for the same seed, and needs no GPU
             render_backend=backend,
             sensor_configs=sizes,
@@ -276,14 +280,14 @@ def _turn(picture: Picture, camera: Camera) -> Picture:
 
 
 def _leaves(raw: Any, path: str = "") -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Yield the numbers of the robot's state, then those of the task, each with its key; see ManiSkill's flattening."""
-    if path == "":
-        raw = {"agent": raw["agent"], "extra": raw["extra"]}
+    """Yield what is no picture, in ManiSkill's order, each with its name: `agent.qpos` is `qpos`."""
     for key, value in raw.items():
+        if key.startswith("sensor_"):
+            continue
         if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{key}.")
+            yield from _leaves(value, path if key in ("agent", "extra") else f"{path}{key}.")
         else:
-            yield f"{path}{key}".partition(".")[2], np.asarray(value, np.float32).reshape(-1)
+            yield f"{path}{key}", np.asarray(value, np.float32).reshape(-1)
 
 
 def _names(key: str, count: int) -> list[str]:
