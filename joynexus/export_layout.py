@@ -1,7 +1,7 @@
 """The folder of an exported policy, written without torch.
 
-In: a version file (safetensors with metadata) that lies in the folder already. Out: the readable files beside it.
-Never: torch, or a tensor: only the file's header is read.
+In: a version file (safetensors with metadata) that lies in the folder already. Out: the readable files beside it, and
+the version file without what only RL needs of it. Never: torch, or a tensor's numbers: they are copied as bytes.
 
     policy.safetensors  weights, and everything below once more
     config.json         the policy's spec
@@ -13,8 +13,10 @@ Never: torch, or a tensor: only the file's header is read.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -22,6 +24,8 @@ from joynexus.specs import PolicySpec
 
 WEIGHTS = "policy.safetensors"
 
+_METADATA, _KEY, _RL = "__metadata__", "joynexus", "rl."
+_Meta = TypeVar("_Meta")
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
 
 _README = """\
@@ -59,23 +63,53 @@ def read_head(path: Path) -> VersionHead:
     Raises:
         ValueError: if it is not a version file.
     """
-    try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError(f"{path} is not a version file: its header is too large")
-            text = json.loads(file.read(size))["__metadata__"]["joynexus"]
-        return msgspec.json.decode(text, type=VersionHead)
-    except (struct.error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise ValueError(f"{path} is not a JoyNexus version file: it has no readable metadata") from error
+    with path.open("rb") as file:
+        _, text = _read_header(file, path)
+    return _decode(text, VersionHead, path)
+
+
+def leave_out_rl(path: Path) -> None:
+    """Rewrite a version file without what an RL job added to it, the tensors `rl.*`; one without is left as it is.
+
+    Raises:
+        ValueError: if it is not a version file.
+    """
+    with path.open("rb") as file:
+        header, text = _read_header(file, path)
+        meta = _decode(text, dict[str, Any], path)
+        if meta.get("rl") is None:
+            return
+        start = file.tell()
+        layout, end = {_METADATA: {_KEY: json.dumps(meta | {"rl": None})}}, 0
+        tensors = {name: each for name, each in header.items() if name != _METADATA and not name.startswith(_RL)}
+        for name, each in tensors.items():
+            first, behind = each["data_offsets"]
+            layout[name] = each | {"data_offsets": [end, end + behind - first]}
+            end += behind - first
+        encoded = json.dumps(layout).encode()
+        encoded += b" " * (-len(encoded) % 8)  # numbers that begin at multiples of their size can be mapped
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as out:
+                out.write(struct.pack("<Q", len(encoded)) + encoded)
+                for each in tensors.values():
+                    first, behind = each["data_offsets"]
+                    file.seek(start + first)
+                    out.write(file.read(behind - first))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def complete(folder: Path) -> VersionHead:
-    """Write the readable files beside the weights in `folder`; files that are there are replaced.
+    """Write the readable files beside the weights in `folder`, and take from these what only RL needs.
+
+    Files that are there are replaced.
 
     Raises:
         ValueError: if the weights are not a version file.
     """
+    leave_out_rl(folder / WEIGHTS)
     head = read_head(folder / WEIGHTS)
     spec, contract = head.spec, head.spec.contract
     for name, value in (("config", spec), ("contract", contract), ("statistics", spec.statistics)):
@@ -93,3 +127,27 @@ def complete(folder: Path) -> VersionHead:
     )
     (folder / "README.txt").write_text(text)
     return head
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Any], str]:
+    """Read a safetensors header, 8 bytes of length and JSON; return it, and the text of its entry `joynexus`."""
+    try:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(f"{path} is not a version file: its header is too large")
+        header: dict[str, Any] = json.loads(file.read(size))
+        text: str = header[_METADATA][_KEY]
+    except (struct.error, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise _unreadable(path) from error
+    return header, text
+
+
+def _decode(text: str, kind: type[_Meta], path: Path) -> _Meta:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> ValueError:
+    return ValueError(f"{path} is not a JoyNexus version file: it has no readable metadata")

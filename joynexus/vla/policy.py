@@ -212,6 +212,7 @@ class Policy:
         noise = self._seeded(seeds, len(features))
         with self._acting(), torch.inference_mode():
             drawn = self.module.explore(padded, states, noise, rl.exploration)
+            self._check_chunks(drawn.log_prob, len(features), "log-probabilities")
             actions = self._raw(drawn.action, state)
             value = rl.values(features, states)
         return Explored(_array(actions), _array(drawn.sample), _array(drawn.log_prob), _array(value))
@@ -237,6 +238,7 @@ class Policy:
             raise ValueError(f"{len(samples)} samples of the exploration came for {len(features)} rows")
         with self._acting():
             log_prob, entropy = self.module.log_prob(padded, states, samples, rl.exploration)
+            self._check_chunks(log_prob, len(features), "log-probabilities")
             return log_prob, entropy, rl.values(features, states)
 
     def _ready(self) -> ActorCritic:
@@ -288,12 +290,12 @@ class Policy:
         raw = self._numbers("state", state, (len(state), self.spec.contract.state_dim))
         return self.normalizer.normalize_action(raw)[:, None]
 
-    def _check_chunks(self, predicted: Tensor, rows: int) -> None:
-        """Refuse what another row's chunk could be mistaken for."""
+    def _check_chunks(self, found: Tensor, rows: int, what: str = "chunks") -> None:
+        """Refuse what another row's could be mistaken for."""
         expected = [rows, self.spec.chunk, self.spec.contract.action_dim]
-        if list(predicted.shape) != expected:
+        if list(found.shape) != expected:
             raise ValueError(
-                f"the head '{self.spec.head}' returned chunks of shape {list(predicted.shape)}; they must be "
+                f"the head '{self.spec.head}' returned {what} of shape {list(found.shape)}; they must be "
                 f"{expected}: have whoever installed the head repair it"
             )
 

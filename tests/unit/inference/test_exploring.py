@@ -79,9 +79,7 @@ def test_a_version_of_an_rl_job_still_acts_without_noise_if_it_is_not_to_explore
 
 
 def test_an_algorithm_without_a_value_head_gets_values_of_no_numbers(desk: Desk) -> None:
-    digest, _ = desk.version(
-        1, rl=RlBegin(exploration=BEGIN.exploration, critic=None, values=1, optimizer=BEGIN.optimizer)
-    )
+    digest, _ = desk.version(1, rl=msgspec.structs.replace(BEGIN, critic=None, values=1))
     (answer,) = desk.predict(Request(digest, Arrays(4), seeds=(1, 2, 3, 4), explore=True))
     assert drawn(desk, answer)["value"].shape == (4, 0)
 

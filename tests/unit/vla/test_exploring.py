@@ -269,6 +269,14 @@ def test_a_policy_that_was_not_made_ready_says_so() -> None:
         made.evaluate(data.features, data.state, data.action)
 
 
+def test_a_head_that_judges_whole_chunks_is_named_in_one_sentence() -> None:
+    made, data = ready(), batch(1)
+    explored = made.explore(data.features, data.state, seeds=range(8))
+    made.module.log_prob = lambda *_: (torch.zeros(8), torch.zeros(8))  # type: ignore[method-assign]  # an installed one
+    with pytest.raises(ValueError, match=r"'oft' returned log-probabilities of shape \[8\]; they must be \[8, 4, 3\]"):
+        made.evaluate(data.features, data.state, explored.sample)
+
+
 def test_samples_that_do_not_fit_are_refused_in_one_sentence() -> None:
     made, data = ready(), batch(1)
     sample = made.explore(data.features, data.state, seeds=range(8)).sample

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joynexus.specs import OptimizerSpec
+from joynexus.specs import ExplorationSpec, OptimizerSpec
 from joynexus.vla import heads
 from joynexus.vla.heads.installed import GROUP
 from joynexus.vla.learner import Learner
 from joynexus.vla.modules import check_modules
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version, write_version
+from joynexus.wire.back import RlBegin
 from tests.unit.vla.samples import DIGEST, HIDDEN, batch, policy_spec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,6 +88,10 @@ def test_the_example_is_found_trained_and_published_as_its_pyproject_says(site: 
     )
     with pytest.raises(ValueError, match=r"head_config of 'mean_pool'.*known keys: width, layers"):
         check_modules(policy_spec(head="mean_pool", head_config={"depth": 3}), HIDDEN)
+    begin = RlBegin(exploration=ExplorationSpec(), critic=None, values=1, optimizer=OptimizerSpec())
+    with pytest.raises(ValueError, match=r"'mean_pool' cannot explore, so it .* rewards; heads that can: groot, oft"):
+        learner.begin_rl(begin)
+    learner.forward_backward(*batch(0).arguments())
 
 
 def test_a_module_that_cannot_be_imported_stops_nothing_and_is_named_with_the_reason(
