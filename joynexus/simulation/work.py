@@ -82,7 +82,7 @@ def run_rollout(
         ask: asks the policy; explores if `message.collect` is set.
         store: where videos and trajectories go.
         software: versions of what makes the numbers, for the record.
-        alive: called with each executed chunk; raises if the page is not wanted any more.
+        alive: called with each executed chunk and stored video; raises if the page is not wanted any more.
 
     Raises:
         JoyNexusError: what the master answered to a request to act; UNAVAILABLE if the disk is full.
@@ -122,14 +122,17 @@ def run_rollout(
         on_step=collector.on_step if collector else None,
         alive=alive,
     )
-    trajectories, nbytes, videos = "", 0, []
+    trajectories, nbytes = "", 0
+    videos: list[tuple[str, int]] = []
     try:
         if collector:
             collected = collector.trajectories(results, message.contract.digest(), instruction)
             if collected is not None:
                 blob = pack(collected)
                 trajectories, nbytes = store.put_bytes(blob), len(blob)
-        videos = [store.put_video(result.frames, contract.rate_hz) if result.frames else ("", 0) for result in results]
+        for result in results:
+            alive()
+            videos.append(store.put_video(result.frames, contract.rate_hz) if result.frames else ("", 0))
     except OSError as error:
         sentence = f"what was collected could not be stored ({error.strerror or error}): it is done again later"
         raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence)) from error

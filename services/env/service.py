@@ -17,7 +17,6 @@ from common.scratch import open_scratch
 from common.settings import EnvSettings
 from common.telemetry import get_logger, log_op
 from joynexus.simulation.asking import Asker
-from joynexus.simulation.episodes import ATTEMPTS
 from joynexus.simulation.pool import Deadlines
 from joynexus.wire import Buffer, ErrorCode, Failure, JoyNexusError, Message, Packet, failure
 from joynexus.wire.back import (
@@ -80,9 +79,9 @@ def run(settings: EnvSettings) -> None:
 
         data = DataWork(runtime.blobs, scratch, mounted, progress.advance)
         rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
-        # A rollout advances with each round of resets, questions and chunks. A simulator that hangs costs its episodes,
-        # not this process.
-        rollout_s = ATTEMPTS * (deadlines.make_s + deadlines.reset_s) + 2 * deadlines.step_s + 60.0
+        # A rollout advances with each round of resets, questions and chunks, in which processes that were lost are made
+        # anew: a simulator that hangs costs its episodes, not this process.
+        rollout_s = 2 * deadlines.make_s + deadlines.reset_s + deadlines.step_s + 60.0
 
         def asker(message: Rollout | EvaluateActions) -> Asker:
             def request(act: bytes, buffers: Sequence[Buffer], *, timeout_s: float) -> Packet:
