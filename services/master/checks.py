@@ -127,6 +127,8 @@ def check_job(spec: JobSpec) -> None:
                 raise _invalid("env names a task twice: name each once")
             for env in spec.tasks:
                 _check_env(env)
+                if spec.videos and env.partition("/")[0] == OWN:
+                    raise _invalid(f"no videos are recorded in '{env}': leave 'videos' out, and record them there")
         case RlSpec():
             _check_rl(spec)
         case PipelineSpec():

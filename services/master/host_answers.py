@@ -103,9 +103,10 @@ def _problem(asked: Rollout, said: RolloutDone, stored: int) -> str:
         return "a reward is not finite"
     if said.videos or any(episode.video for episode in said.episodes):
         return "it has videos, which are not taken from hosts"
-    wanted = asked.collect is not None and any(map(has_ended, said.episodes))
-    if bool(said.trajectories) is not wanted:
-        return "its trajectories are missing" if wanted else "it has trajectories that nobody asked for"
+    if said.trajectories and asked.collect is None:
+        return "it has trajectories that nobody asked for"
+    if asked.collect is not None and not said.trajectories and any(map(has_ended, said.episodes)):
+        return "its trajectories are missing"
     if said.trajectories and not stored:
         return "its trajectories were not uploaded"
     if len(said.contract_digest) > 64:

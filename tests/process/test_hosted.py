@@ -19,7 +19,7 @@ import joynexus
 from joynexus import Client, JoyNexusError, launch
 from joynexus.keyring import Keyring
 from joynexus.local import LocalCluster
-from joynexus.specs import PolicySpec
+from joynexus.specs import PolicySpec, PpoSpec, RlPolicy
 from joynexus.wire.front import EvaluationResult
 from tests.waiting import until
 
@@ -181,6 +181,31 @@ def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str
     until(lambda: "start it with" in job.info().message)
     serve("point_mass:make_env", "--name", "alone", "--processes", "2")
     assert [episode.seed for episode in result_of(job).results] == list(range(60))
+
+
+def test_policy_is_trained_on_the_tenants_machine(client: Client, serve: Serve) -> None:
+    """Described, warmed up, two updates, one of them with another host than it began with."""
+    job = client.rl(
+        policy="learner",
+        env="own/gym",
+        algorithm=PpoSpec(epochs=2, minibatch=128),
+        updates=2,
+        episodes=10,
+        warmup_episodes=4,
+        create=RlPolicy(backbone=BACKBONE, seed=2),
+    )
+    until(lambda: "own/gym: start it with" in job.info().message)
+    first = serve("point_mass:make_env", "--name", "gym")
+    until(lambda: job.info().done > 0)
+    first.kill()
+    serve("point_mass:make_env", "--name", "gym", "--processes", "2")
+    info = job.wait(progress=False, timeout_s=120)
+    assert [point.update for point in info.updates] == [0, 1]
+    assert all(point.episodes == 10 and point.steps == 600 for point in info.updates)
+    assert info.version == info.initial_version + 2
+    use = {line.policy: line for line in client.usage().lines}["learner"]
+    assert use.env_s == 0
+    assert use.trainer_s > 0
 
 
 def test_master_that_restarts_finds_its_hosts_again(

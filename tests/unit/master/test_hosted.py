@@ -184,6 +184,21 @@ def test_hosts_of_one_name_share_the_work(world: World) -> None:
     solved(world, job)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"env": "own/Mine!"}, "'Mine!' cannot name a task"),
+        ({"env": "own/"}, "is not a simulator task"),
+        ({"videos": 1}, "no videos are recorded in 'own/mine': leave 'videos' out"),
+    ],
+)
+def test_job_that_no_host_can_do_is_refused(world: World, changes: dict[str, object], sentence: str) -> None:
+    spec = msgspec.structs.replace(EvaluateSpec(policy="p", env="own/mine"), **changes)
+    refused = world.refused(SubmitJob(key="k", spec=spec), tenant="a")
+    assert refused.code is ErrorCode.INVALID
+    assert sentence in refused.message
+
+
 def test_host_serves_only_its_own_tenant(world: World) -> None:
     """Also where another tenant has an environment of the same name, and asks for the very task."""
     mine, theirs = FakeHost(world), FakeHost(world, tenant="b")
@@ -640,6 +655,17 @@ def test_a_page_in_which_no_episode_could_be_run_needs_no_trajectories(world: Wo
     host.finish(work, msgspec.structs.replace(page, episodes=lost))
     assert not failed
     assert [isinstance(one, RolloutDone) and one.episodes for one in done] == [lost]
+
+
+def test_page_of_which_no_episode_could_be_run_has_no_trajectories(world: World) -> None:
+    done, _ = submit(world, RolloutDone, collecting)
+    host = FakeHost(world)
+    host.pull()
+    (work,) = host.take()
+    assert isinstance(work, Rollout)
+    lost = EpisodeResult(seed=5, success=False, steps=3, reward=0.0, failure="the simulator was lost 3 times: it died")
+    host.finish(work, msgspec.structs.replace(host.answer(work), episodes=(lost, lost)))
+    assert len(done) == 1
 
 
 def describing(task: str, attempt: int) -> DescribeSimulator:
