@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from joynexus.wire import ErrorCode, Message, encode
-from joynexus.wire.back import DatasetPrepared, IndicesDrawn, PrepareDataset, SampleIndices
-from services.env.service import deliver
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, encode, failure
+from joynexus.wire.back import (
+    DatasetPrepared,
+    DescribeSimulator,
+    IndicesDrawn,
+    PrepareDataset,
+    SampleIndices,
+    SimulatorDescribed,
+)
+from services.env.service import NoLongerWanted, Task, answer_of, deliver
 
 PREPARE = PrepareDataset(task="t", attempt=2, tenant="a", dataset="arm")
 DRAW = SampleIndices(
     task="t", attempt=2, tenant="a", manifest="0" * 64, holdout_episodes=0, seed=0, batch_size=1, first_step=0, steps=1
 )
+DESCRIBE = DescribeSimulator(task="t", attempt=2, tenant="a", env="metaworld/reach-v3")
 
 
 class Wire:
@@ -47,3 +57,27 @@ def test_an_answer_too_large_for_a_message_is_a_failure_not_a_silence() -> None:
     assert isinstance(failed, IndicesDrawn)
     assert failed.error is not None
     assert failed.error.code is ErrorCode.TOO_LARGE
+
+
+def raising(error: Exception) -> Callable[[Task], Message]:
+    def do(_: Task) -> Message:
+        raise error
+
+    return do
+
+
+def test_work_that_fails_is_answered_in_its_own_kind() -> None:
+    unavailable = JoyNexusError(failure(ErrorCode.UNAVAILABLE, "the disk is full"))
+    for message, kind in ((DESCRIBE, SimulatorDescribed), (PREPARE, DatasetPrepared), (DRAW, IndicesDrawn)):
+        for error, code in ((unavailable, ErrorCode.UNAVAILABLE), (ZeroDivisionError(), ErrorCode.INTERNAL)):
+            answer = answer_of(message, raising(error))
+            assert isinstance(answer, kind)
+            assert (answer.task, answer.attempt) == ("t", 2)
+            assert isinstance(answer.error, Failure)
+            assert answer.error.code is code
+
+
+def test_work_that_nobody_waits_for_is_not_answered() -> None:
+    stale = JoyNexusError(failure(ErrorCode.STALE, "it was given to another worker"))
+    assert answer_of(DESCRIBE, raising(NoLongerWanted("t"))) is None
+    assert answer_of(DESCRIBE, raising(stale)) is None
