@@ -25,6 +25,9 @@ from joynexus.simulation.interface import SimulatorError
 
 _PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
 _MAX_REQUEST_BYTES = 65_536
+_START_S = 120.0
+"""Importing modules and a fork take no longer; a nursery that does is killed, with its workers."""
+_CLOSE_S = 2.0
 _START = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main(int(sys.argv[1]), sys.argv[2])"
 
 
@@ -60,6 +63,7 @@ class Nursery:
     def __init__(self, preload: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(_START_S)
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -69,7 +73,7 @@ class Nursery:
             )
 
     def start(self, make: worker.MakeSimulator, pipe: Connection) -> Child:
-        """Fork a worker process that serves `pipe`; raises OSError if the nursery has died."""
+        """Fork a worker process that serves `pipe`; raises OSError if the nursery has died or does not answer."""
         name = f"{make.__module__}:{make.__qualname__}".encode()
         with self._lock:
             socket.send_fds(self._channel, [name], [pipe.fileno()])
@@ -81,6 +85,9 @@ class Nursery:
     def close(self) -> None:
         """End it, and with it its workers."""
         self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        self._process.kill()
         self._process.wait()
 
 
@@ -135,20 +142,27 @@ def main(channel_number: int, preload: str) -> None:
     for module in filter(None, preload.split(",")):
         with suppress(Exception):  # a module that cannot be imported says so where a simulator needs it
             importlib.import_module(module)
-    while True:
-        name, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
-        if not numbers:
-            return  # the parent is gone, and the workers get the signal of this process's end
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # those that ended, whose CPU time has been read by now
-                pass
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            _be_worker(name.decode(), Connection(numbers[0]), parent)
-        os.close(numbers[0])
-        channel.send(str(pid).encode())
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while _serve(channel):
+            pass
+
+
+def _serve(channel: socket.socket) -> bool:
+    """Fork one worker process; False if the parent is gone. The workers get the signal of this process's end."""
+    name, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
+    if not numbers:
+        return False
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # those that ended, whose CPU time has been read by now
+            pass
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        _be_worker(name.decode(), Connection(numbers[0]), parent)
+    os.close(numbers[0])
+    channel.send(str(pid).encode())
+    return True
 
 
 def _be_worker(make: str, pipe: Connection, parent: int) -> None:

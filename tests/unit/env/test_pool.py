@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from joynexus.simulation import nursery
 from joynexus.simulation.interface import SimObservation, SimulatorError, StepResult
 from joynexus.simulation.pool import Deadlines, Lost, SimulatorPool
 from joynexus.simulation.process import Recycling
@@ -19,7 +20,7 @@ from services.env.simulators.registry import open_pool
 from tests.unit.env import fakes
 
 ONES = np.ones((4, 4), np.float32)
-QUICK = Deadlines(make_s=30, reset_s=1.0, step_s=1.0)
+QUICK = Deadlines(make_s=60, reset_s=2.0, step_s=2.0)
 
 
 @contextmanager
@@ -41,6 +42,10 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_until_gone(pids: tuple[int, ...], seconds: float = 20.0) -> None:
@@ -71,7 +76,7 @@ def test_rows_run_their_own_episodes_and_processes_end_with_the_pool() -> None:
 @pytest.mark.parametrize(
     ("seed", "reason"),
     [
-        (fakes.HANGS, "took longer than 1 s to step"),
+        (fakes.HANGS, "took longer than 2 s to step"),
         (fakes.DIES, "died in a step"),
         (fakes.RAISES, "failed to step: ZeroDivisionError: unstable physics"),
         (
@@ -102,7 +107,7 @@ def test_a_lost_row_costs_rows_of_other_processes_nothing(seed: int, reason: str
 def test_a_hang_at_reset_is_lost_too() -> None:
     with counting(rows=2, processes=2) as pool:
         observations = pool.reset({0: fakes.HANGS_AT_RESET, 1: 1})
-        assert observations[0] == Lost("took longer than 1 s to reset")
+        assert observations[0] == Lost("took longer than 2 s to reset")
         assert isinstance(observations[1], SimObservation)
 
 
@@ -122,13 +127,30 @@ def test_a_process_that_does_not_answer_is_killed_and_its_episode_can_be_done_ag
         wedged = pool.pids[0]
         os.kill(wedged, signal.SIGSTOP)
         results = pool.step({0: ONES, 1: ONES})
-        assert results[0] == Lost("took longer than 1 s to step")
+        assert results[0] == Lost("took longer than 2 s to step")
         assert isinstance(results[1], StepResult)
         wait_until_gone((wedged,))
         assert isinstance(pool.reset({0: 1})[0], SimObservation)
         os.kill(pool.pids[0], signal.SIGSTOP)
         stopped = pool.pids
     assert all(is_gone(pid) for pid in stopped), "nor does it outlive its pool"
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_process_that_forks_workers_may_die_or_hang_too(end: signal.Signals) -> None:
+    preload = (f"nothing_to_import_{end}",)  # a process of its own
+    with SimulatorPool(fakes.TASK, 1, make=fakes.make_counting, preload=preload) as pool:
+        pool.reset({0: 1})
+        worker, parent = pool.pids[0], parent_of(pool.pids[0])
+        nursery._nurseries[preload]._channel.settimeout(1.0)
+        os.kill(parent, end)
+        if end == signal.SIGSTOP:
+            os.kill(worker, signal.SIGKILL)
+        wait_until_gone((worker,))
+        assert isinstance(pool.step({0: ONES})[0], Lost)
+        assert isinstance(pool.reset({0: 1})[0], SimObservation)
+        assert parent_of(pool.pids[0]) not in (parent, os.getpid())
+        wait_until_gone((parent,))
 
 
 def test_rows_of_pools_that_are_joined_keep_their_processes_and_episodes() -> None:
@@ -146,7 +168,7 @@ def test_rows_of_pools_that_are_joined_keep_their_processes_and_episodes() -> No
 
 
 def test_cpu_time_of_processes_that_were_replaced_is_counted() -> None:
-    with counting(rows=1, processes=1) as pool:
+    with SimulatorPool(fakes.TASK, 1, make=fakes.make_counting) as pool:
         pool.reset({0: fakes.WORKS})
         before = pool.cpu_s()
         pool.step({0: ONES})
