@@ -132,6 +132,7 @@ class EvaluationJob(Job):
             policy=policy.name,
             version=self.record.version,
             need=simulator_need(self.tenant, env),
+            setup=(env, policy.spec.contract.cameras),
             answer=RolloutDone,
             make=make,
             done=done,

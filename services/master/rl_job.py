@@ -216,6 +216,7 @@ class RlJob(DrivingJob):
             policy=policy.name,
             version=version,
             need=simulator_need(self.tenant, spec.env),
+            setup=(spec.env, policy.spec.contract.cameras),
             answer=RolloutDone,
             make=make,
             done=done,

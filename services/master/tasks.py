@@ -1,7 +1,8 @@
 """Work for env workers: rollouts, data sets to prepare, pages of batches to draw.
 
 In: tasks of jobs and data sets, answers, lost workers. Out: work for whoever serves what a task needs and has credit,
-the tenant that used least first. Never: a scan over tasks, or an answer to an earlier attempt.
+the tenant that used least first; of workers with credit, to one that has the simulator ready. Never: a scan over tasks,
+or an answer to an earlier attempt.
 
 A task needs one thing of a worker: a simulator family (`metaworld`), a tenant's own environment (`own:<tenant>:<name>`,
 see `hosted.py`), `datasets`, `sampler`, or the folder of a mounted data set (`mounted:<name>`). Its lane of credit
@@ -10,11 +11,12 @@ follows: `simulator` for families and environments, `data` for all others.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 
 import msgspec
 
+from joynexus.contract import Camera
 from joynexus.wire import ErrorCode, Failure, Message, failure, kind_of
 from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone, SimulatorDescribed
 from joynexus.wire.hosted import OWN
@@ -28,6 +30,8 @@ DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 
 _NEW_COST = 0.2
 """Weight of a task's seconds in what the next one is expected to take."""
+_PASSED_OVER, _LEAD = 8, 2.0
+"""A worker takes what it has ready before the work of so many tenants, if they used less by so many tasks at most."""
 
 EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated | SimulatorDescribed
 
@@ -51,6 +55,10 @@ def whoever_serves(env: str) -> str:
     return f"an env worker that serves {family}"
 
 
+Setup = tuple[str, tuple[Camera, ...]]
+"""A simulator task and its cameras."""
+
+
 class Task(msgspec.Struct, kw_only=True, eq=False):
     """One piece of work for an env worker.
 
@@ -62,6 +70,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
         answer: kind of message that answers it.
         make: builds the message from task id and attempt.
         scope: whose features of the pictures may be shared, as in `PredictItem`.
+        setup: what a worker that has done one has ready for the next of the same: simulator task and cameras.
         done: called with the answer of the attempt that counts.
         failed: called if it is given up.
     """
@@ -72,6 +81,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     need: str
     answer: type[EnvAnswer]
     scope: str = ""
+    setup: Setup | None = None
     make: Callable[[str, int], Message]
     done: Callable[[EnvAnswer], None]
     failed: Callable[[Failure], None]
@@ -97,6 +107,7 @@ class EnvQueue:
         self._running: dict[str, Task] = {}
         self._costs: dict[str, float] = {}  # seconds of a task, by need
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
+        self._ready: defaultdict[str, OrderedDict[Setup, None]] = defaultdict(OrderedDict)  # incarnation -> newest last
         roster.add_staff("env", self)
 
     def submit(self, task: Task) -> None:
@@ -208,6 +219,7 @@ class EnvQueue:
     def lost(self, worker: Worker) -> None:
         """An env worker is dead: its tasks are done again elsewhere, from the start."""
         self.leaving(worker)
+        self._ready.pop(worker.register.incarnation, None)
         for id_ in list(worker.given):  # a job that fails over one task cancels its others, also those here
             task = self._running.get(id_)
             if task is None:
@@ -238,7 +250,8 @@ class EnvQueue:
             free = [worker for worker in self._serving[need].values() if self._credit(worker, lane) > 0]
             if not free:
                 return
-            self._give(max(free, key=lambda worker: self._credit(worker, lane)), need)
+            head = self._waiting[need].peek()
+            self._give(max(free, key=lambda worker: self._fitness(worker, head)), need)
 
     def _employ(self, worker: Worker) -> None:
         """Use a worker's credit: among all that it serves, the tenant that used least comes first."""
@@ -251,18 +264,64 @@ class EnvQueue:
                 if not heads:
                     break
                 need, _ = min(heads, key=lambda pair: self._counters.rank(pair[1]))
-                self._give(worker, need)
+                self._give(worker, need, choose=True)
 
-    def _give(self, worker: Worker, need: str) -> None:
-        task = self._waiting[need].pop()
+    def _give(self, worker: Worker, need: str, *, choose: bool = False) -> None:
+        """Give a worker what comes next, or what it has ready for, if it may `choose`."""
+        lanes = self._waiting[need]
+        skips = self._look_ahead(worker, need) if choose else 0
+        for _ in range(skips):
+            lanes.skip()
+        task = lanes.pop()
+        lanes.unskip()
         if task is None or task.cancelled:
             return
+        self._note_setup(worker, task)
         task.attempt += 1
         task.worker = worker
         task.estimate_s = self._costs.get(task.need, 0.0)
         self._counters.charge(task.tenant, task.estimate_s)
         self._running[task.id] = task
         self._roster.give(worker, task.id, task.attempt, task.make(task.id, task.attempt))
+
+    def _look_ahead(self, worker: Worker, need: str) -> int:
+        """Return how many tenants to pass over, so that a worker takes what it has ready for; 0 if there is nothing.
+
+        Setting up a simulator may take longer than a task. Nobody waits for long: each task counts for its tenant, so
+        the one that is preferred soon leads by too much.
+        """
+        lanes, found, skips = self._waiting[need], False, 0
+        first = lanes.head()
+        lead = _LEAD * self._costs.get(need, 0.0)
+        while skips <= _PASSED_OVER and first is not None and (tenant := lanes.head()) is not None:
+            same = self._counters.priority(tenant) == self._counters.priority(first)
+            if not same or self._counters.used(tenant) > self._counters.used(first) + lead:
+                break
+            if self._is_ready(worker, lanes.peek()):
+                found = True
+                break
+            lanes.skip()
+            skips += 1
+        lanes.unskip()
+        return skips if found else 0
+
+    def _fitness(self, worker: Worker, task: Task | None) -> tuple[bool, int, int]:
+        """Rank workers for a task: has it ready, has most credit, gives up least for it."""
+        lane = "simulator" if task is None else lane_of(task.need)
+        return self._is_ready(worker, task), self._credit(worker, lane), -len(self._ready[worker.register.incarnation])
+
+    def _is_ready(self, worker: Worker, task: Task | None) -> bool:
+        return task is not None and task.setup in self._ready[worker.register.incarnation]
+
+    def _note_setup(self, worker: Worker, task: Task) -> None:
+        """A worker keeps some simulators ready: about as many as it runs at once."""
+        if task.setup is None:
+            return
+        ready = self._ready[worker.register.incarnation]
+        ready[task.setup] = None
+        ready.move_to_end(task.setup)
+        while len(ready) > max(1, worker.register.credit.get("simulator", 1)):
+            ready.popitem(last=False)
 
     def _credit(self, worker: Worker, lane: str) -> int:
         used = sum(lane_of(self._running[id_].need) == lane for id_ in worker.given)
