@@ -12,7 +12,8 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help install install-simulators system-packages demo test lint format bench bench-tenants soak up down clean
+.PHONY: help install install-simulators system-packages demo test test-simulators lint format bench bench-tenants soak \
+  up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -36,6 +37,9 @@ demo: install  ## from demonstrations to a measured policy, on a cluster of its 
 
 test: install  ## all tests, by ring, with times
 	@$(PY) scripts/test_rings.py </dev/null
+
+test-simulators: install-simulators  ## the tests that need ManiSkill or LIBERO
+	@$(PY) scripts/test_rings.py simulators </dev/null
 
 lint: install  ## ruff, mypy strict, import rules
 	$(VENV)/bin/ruff check .

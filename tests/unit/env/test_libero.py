@@ -19,7 +19,7 @@ SMALL = SimulatorOptions(
 )
 BLIND = SimulatorOptions(cameras=())
 PUSH = np.tile(np.array([0.3, -0.2, -0.4, 0.1, 0.0, -0.1, 1.0], np.float32), (8, 1))
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.simulators]
 
 
 def make(task: str = TASK, options: SimulatorOptions = SMALL) -> Libero:
