@@ -42,7 +42,7 @@ def missing_driver() -> str:
     """Return what to install so that ManiSkill finds a driver; empty if there is one."""
     if any(os.environ.get(name) for name in VARIABLES) or NVIDIA_DEVICE.exists() or _software() is not None:
         return ""
-    if any(folder.glob("lvp_icd*.json") for folder in MANIFESTS if folder.exists()):
+    if any(path for folder in MANIFESTS for path in folder.glob("lvp_icd*.json")):
         return f"the Vulkan driver of this system is too old (Mesa 22.3 or before): {_MISSING}"
     return _MISSING
 
@@ -51,7 +51,7 @@ def _software() -> Path | None:
     """Return the manifest of a software driver that ManiSkill accepts."""
     if PRIVATE.exists():
         return PRIVATE
-    found = (path for folder in MANIFESTS if folder.exists() for path in sorted(folder.glob("lvp_icd*.json")))
+    found = (path for folder in MANIFESTS for path in sorted(folder.glob("lvp_icd*.json")))
     return next((path for path in found if _headers(path) > _OLD_HEADERS), None)
 
 
