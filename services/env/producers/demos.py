@@ -13,12 +13,14 @@ import numpy as np
 
 from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.writer import LeRobotWriter
+from services.env.producers.libero_demos import LiberoExpert
 from services.env.producers.maniskill_demos import ManiSkillExpert
 from services.env.producers.metaworld_demos import MetaWorldExpert
 from services.env.producers.recording import Expert
 from services.env.simulators.registry import family_of
 
 EXPERTS: dict[str, Callable[[str, SimulatorOptions, int], Expert]] = {
+    "libero": LiberoExpert,
     "maniskill": ManiSkillExpert,
     "metaworld": MetaWorldExpert,
 }
@@ -47,7 +49,8 @@ def write_demonstrations(
         episodes: successful episodes wanted.
         options: cameras and episode limit; the simulator's own if None.
         processes: worker processes, one environment each.
-        first_seed: seeds are `first_seed`, `first_seed + 1`, …; those of failed episodes are left out.
+        first_seed: seeds are `first_seed`, `first_seed + 1`, …; those of failed episodes are left out. LIBERO's seeds
+            count its 50 initial states round and round: record it from 10 on if 0 to 9 are evaluated.
         progress: called with (episodes recorded, episodes wanted).
 
     Returns:
