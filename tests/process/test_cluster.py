@@ -25,7 +25,7 @@ from joynexus.local import LocalCluster
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import PolicySpec
 from services.env.datasets.writer import LeRobotWriter
-from services.env.simulators.registry import contract_of
+from services.env.simulators.metaworld_tasks import contract as metaworld_contract
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,7 @@ def test_killed_inference_answers_again_with_the_same_version(
 
 @pytest.mark.parametrize("role", ["env", "inference", "master"])
 def test_killed_role_changes_no_episode_of_an_evaluation(client: Client, cluster: LocalCluster, role: str) -> None:
-    contract = contract_of("metaworld/reach-v3", SimulatorOptions(cameras=()))
+    contract = metaworld_contract(SimulatorOptions(cameras=()))
     spec = PolicySpec(backbone=BACKBONE, contract=contract, normalization="none")
     with client.create_policy("reacher", spec) as policy:
         if not policy.info().versions:

@@ -40,7 +40,8 @@ from joynexus.wire.back import (
 )
 from joynexus.wire.front import Act, Actions, Exploration, FileEntry
 from services.env.simulators.metaworld import expert
-from services.env.simulators.registry import contract_of, make_simulator
+from services.env.simulators.metaworld_tasks import contract as metaworld_contract
+from services.env.simulators.registry import make_simulator
 from tests.process.fake_master import FakeMaster
 from tests.unit.env import sets
 from tests.waiting import until
@@ -142,7 +143,7 @@ def done(master: FakeMaster) -> RolloutDone:
 
 def test_data_sets_batches_and_episodes_come_from_one_process(tmp_path: Path) -> None:
     sets.write_v3(tmp_path / "mounted" / "Arm.v3")
-    contract = contract_of(TASK)
+    contract = metaworld_contract(SimulatorOptions())
     with FakeMaster(tmp_path) as master, env_process(master, JOYNEXUS_DATASETS_DIR=str(tmp_path / "mounted")) as child:
         (register,) = master.registers
         assert {"metaworld", "datasets", "sampler"} <= set(register.serves)
@@ -192,7 +193,7 @@ def test_data_sets_batches_and_episodes_come_from_one_process(tmp_path: Path) ->
 
 
 def test_a_simulator_worker_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> None:
-    blind = contract_of(TASK, SimulatorOptions(cameras=()))
+    blind = metaworld_contract(SimulatorOptions(cameras=()))
     with FakeMaster(tmp_path) as master, env_process(master):
         with policy(master, []):
             master.give(rollout(blind))
@@ -214,7 +215,7 @@ def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> Non
     act_expert, blind = expert("reach-v3"), SimulatorOptions(cameras=(), episode_limit=limit, end_at_success=False)
     with FakeMaster(tmp_path) as master, env_process(master), policy(master, []):
         collect = Collect(reward="dense", value=True)
-        master.give(rollout(contract_of(TASK, blind), seeds=seeds, draws=draws, episode_limit=limit, collect=collect))
+        master.give(rollout(metaworld_contract(blind), seeds=seeds, draws=draws, episode_limit=limit, collect=collect))
         page = done(master)
         assert page.error is None, page.error
         blob = master.store.path(page.trajectories).read_bytes()
@@ -237,7 +238,14 @@ def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> Non
             assert t.last_value[episode] == observation.state[0]
         assert not t.terminated.any()
 
-        master.give(rollout(contract_of(TASK), task="r2", seeds=(0, 1), collect=Collect(reward="success", value=True)))
+        master.give(
+            rollout(
+                metaworld_contract(SimulatorOptions()),
+                task="r2",
+                seeds=(0, 1),
+                collect=Collect(reward="success", value=True),
+            )
+        )
         page = done(master)
         t = unpack(master.store.path(page.trajectories).read_bytes())
         assert t.images[0].shape == (len(t.keys), 64, 64, 3)
@@ -257,7 +265,7 @@ def test_a_simulator_is_described_with_statistics_or_in_a_sentence_why_it_is_not
     with FakeMaster(tmp_path) as master, env_process(master):
         found = described(master, "d1", warmup_episodes=4, seed=9)
         assert found.error is None, found.error
-        assert found.contract == contract_of(TASK, SimulatorOptions(cameras=(), episode_limit=30))
+        assert found.contract == metaworld_contract(SimulatorOptions(cameras=(), episode_limit=30))
         assert "goal" in found.instruction
         assert found.software["metaworld"]
         assert found.statistics is not None
@@ -272,7 +280,7 @@ def test_a_simulator_is_described_with_statistics_or_in_a_sentence_why_it_is_not
 def test_a_worker_that_is_told_to_leave_finishes_its_page(tmp_path: Path) -> None:
     rows: list[int] = []
     with FakeMaster(tmp_path) as master, env_process(master) as child, policy(master, rows):
-        master.give(rollout(contract_of(TASK, SimulatorOptions(cameras=()))))
+        master.give(rollout(metaworld_contract(SimulatorOptions(cameras=()))))
         until(lambda: rows)
         child.send_signal(signal.SIGTERM)
         assert master.left.wait(20)

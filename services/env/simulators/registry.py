@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from joynexus.contract import Contract
 from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOptions
 from joynexus.simulation.pool import Deadlines, SimulatorPool
-from services.env.simulators import metaworld_tasks
 from services.env.simulators.family import Family
 from services.env.simulators.gymnasium import GymnasiumFamily
 from services.env.simulators.libero import LiberoFamily
@@ -95,10 +93,3 @@ def open_pool(
         deadlines=deadlines,
         recycling=family.recycling,
     )
-
-
-def contract_of(name: str, options: SimulatorOptions = DEFAULT_OPTIONS) -> Contract:
-    """Return a MetaWorld task's contract, which is known without the simulator; ValueError for other tasks."""
-    if not isinstance(family_of(name), MetaWorldFamily):
-        raise ValueError(f"the contract of '{name}' is known to its simulator alone: ask a pool")
-    return metaworld_tasks.contract(options)

@@ -14,7 +14,8 @@ from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.prepare import prepare_dataset
 from services.env.producers.demos import write_demonstrations
 from services.env.simulators.metaworld_tasks import INSTRUCTIONS
-from services.env.simulators.registry import contract_of, make_simulator
+from services.env.simulators.metaworld_tasks import contract as metaworld_contract
+from services.env.simulators.registry import make_simulator
 
 TASK = "metaworld/reach-v3"
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def test_demonstrations_replay_to_success_and_carry_the_environments_contract(tm
     assert seen == [(1, 3), (2, 3), (3, 3)]
     store = BlobStore(tmp_path / "blobs")
     manifest = prepare_dataset(tmp_path / "set", store)
-    assert manifest.contract == contract_of(TASK)
+    assert manifest.contract == metaworld_contract(SimulatorOptions())
     assert [fault for fault in manifest.faults if fault.where != "action"] == []  # reach never moves its gripper
     assert {episode.instruction for episode in manifest.episodes} == {INSTRUCTIONS[TASK.partition("/")[2]]}
     assert manifest.statistics.action.max[0] <= 1.0

@@ -15,7 +15,8 @@ from joynexus.simulation.interface import SimObservation, SimulatorError, Simula
 from services.env.simulators import metaworld, rendering
 from services.env.simulators.metaworld import MetaWorld, expert
 from services.env.simulators.metaworld_tasks import INSTRUCTIONS
-from services.env.simulators.registry import contract_of, make_simulator, open_pool
+from services.env.simulators.metaworld_tasks import contract as metaworld_contract
+from services.env.simulators.registry import make_simulator, open_pool
 
 BLIND = SimulatorOptions(cameras=())
 PUSH = np.tile(np.array([0.3, -0.2, 0.1, 0.5], np.float32), (8, 1))
@@ -172,7 +173,7 @@ def test_without_opengl_the_missing_package_is_named_and_states_still_work() -> 
 def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", None)
     with pytest.raises(SimulatorError, match=r"pip install 'joynexus\[metaworld\]'"):
-        MetaWorld("reach-v3", contract_of("metaworld/reach-v3", BLIND))
+        MetaWorld("reach-v3", metaworld_contract(BLIND))
 
 
 def test_all_fifty_tasks_follow_their_seeds() -> None:
