@@ -16,7 +16,8 @@ from joynexus.simulation.interface import SimulatorOptions
 from services.env.datasets.libero_writer import LiberoEpisode, LiberoWriter
 from services.env.datasets.prepare import prepare_dataset
 from services.env.datasets.writer import LeRobotWriter
-from services.env.producers.libero_demos import Attempt, LiberoExpert, write_hdf5_demonstrations
+from services.env.producers.demos import write_demonstrations
+from services.env.producers.libero_demos import FIRST_SEED, Attempt, LiberoExpert, write_hdf5_demonstrations
 from services.env.simulators import libero_tasks
 from services.env.simulators.libero import LiberoFamily
 from services.env.simulators.registry import make_simulator
@@ -102,16 +103,24 @@ def test_pictures_show_what_the_simulator_draws_for_the_same_state_and_no_turned
     simulator.close()
 
 
-def test_the_tool_writes_successful_demonstrations_in_liberos_layout(tmp_path: Path) -> None:
+def test_the_tools_write_the_same_successful_demonstrations_in_both_layouts(tmp_path: Path) -> None:
     """Without cameras, so that it is quick; the gripper closes with +1, as the fingers' positions show."""
     seen: list[tuple[int, int]] = []
     options = SimulatorOptions(cameras=())
     seeds = write_hdf5_demonstrations(
-        tmp_path, TASK, 1, options=options, processes=1, progress=lambda done, total: seen.append((done, total))
+        tmp_path / "hdf5",
+        TASK,
+        1,
+        options=options,
+        processes=1,
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert seen == [(1, 1)]
-    assert seeds[0] >= 10
-    (path,) = tmp_path.iterdir()
+    assert seeds == write_demonstrations(
+        tmp_path / "lerobot", TASK, 1, options=options, processes=1, first_seed=FIRST_SEED
+    )
+    assert seeds[0] >= FIRST_SEED
+    (path,) = (tmp_path / "hdf5").iterdir()
     assert path.name == "pick_up_the_alphabet_soup_and_place_it_in_the_basket_demo.hdf5"
     with h5py.File(path) as file:
         demo = file["data/demo_0"]
@@ -121,9 +130,10 @@ def test_the_tool_writes_successful_demonstrations_in_liberos_layout(tmp_path: P
         assert (fingers[closing, 0] - fingers[closing, 1]).max() < 0.07
         assert demo["states"].shape[1] == 110
         assert file["data"].attrs["env_name"] == "LIBERO_Floor_Manipulation"
-    manifest = prepare_dataset(tmp_path, BlobStore(tmp_path / "blobs"))
-    assert manifest.contract.cameras == ()
-    assert manifest.contract.episode_limit == 280
+    store = BlobStore(tmp_path / "blobs")
+    one, other = (prepare_dataset(tmp_path / name, store) for name in ("hdf5", "lerobot"))
+    assert one.contract == other.contract == libero_tasks.contract("libero_object/0", options)
+    assert one.statistics == other.statistics
 
 
 def test_suites_without_an_expert_are_named() -> None:
