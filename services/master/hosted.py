@@ -154,7 +154,7 @@ class Hosts:
                 progress=host.worker.progress,
                 busy_s=0.0,
                 uptime_s=self._outbox.now - host.worker.since,
-                detail={**host.offer.software, "env": host.env, "tenant": host.tenant},
+                detail={**host.offer.software, "simulators": host.env, "tenant": host.tenant},
             )
             for host in hosts
         )

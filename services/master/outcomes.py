@@ -129,6 +129,7 @@ class Outcomes:
             if first > record.seq:
                 return  # a full disk held this up, and a newer one overtook it
             self._policies.set_checkpoint(policy, record)
+            then()  # before anybody is told, who may have something sent: a slot that is behind has to be opened again
             for seq in range(first, record.seq + 1):
                 op = policy.ops[seq]
                 self._finish(policy, op)
@@ -138,7 +139,6 @@ class Outcomes:
             for seq in range(policy.forgotten + 1, forget + 1):
                 policy.ops.pop(seq, None)
             policy.forgotten = max(policy.forgotten, forget)
-            then()
             self.covered(policy)
 
         self._outbox.save([*outcomes, record, covered, *self.covering(policy, done.seq)], saved)

@@ -51,6 +51,7 @@ class RlJob(DrivingJob):
         self._rl_plan = compile_rl(record.spec, rollout_episodes=tools.config.rollout_episodes)
         self._tickets = Tickets(batch=self._rl_plan.pages, max_staleness=record.spec.max_staleness)
         self._curve = LearningCurve(record.tenant, record.job)
+        self._folded_seq = 0  # ops up to it were folded since the master started
         self._ahead: dict[int, UpdatePoint] = {}  # of updates that a checkpoint covers before their outcome is durable
         self._pages: dict[int, PageRecord] = {}
         self._running: dict[int, Task] = {}
@@ -70,6 +71,8 @@ class RlJob(DrivingJob):
         """Give the updates that these complete; their pages are not needed any more."""
         if self.ended:
             return []
+        # A full disk may hold a checkpoint up, and the next one then covers the same ops once more.
+        ops, self._folded_seq = [op for op in ops if op.record.seq > self._folded_seq], ops[-1].record.seq
         epochs = [op for op in ops if op.record.kind == "rl_epoch" and is_outcome(op)]
         points: list[UpdatePoint] = []
         records: list[Record] = []

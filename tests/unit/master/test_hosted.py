@@ -714,7 +714,7 @@ def test_a_tenant_sees_its_own_hosts_and_no_others(world: World) -> None:
 
     def seen(**who: object) -> set[str]:
         roles = world.ask(Status(), ClusterStatus, **who).roles
-        return {role.detail["env"] for role in roles if role.role == "host"}
+        return {role.detail["simulators"] for role in roles if role.role == "host"}
 
     assert seen(tenant="a") == {"own/mine"}
     assert seen(tenant="b") == {"own/theirs"}
