@@ -159,7 +159,7 @@ def _read_numbers(file: Hdf5File, path: str, source: _Source) -> tuple[EpisodeRo
     top, seen = file.arrays(path), file.arrays(f"{path}/obs")
     found = next(((rotation, keys) for rotation, keys in _STATES if set(keys) <= set(seen)), None)
     if "actions" not in top or found is None:
-        lacks = "'actions'" if "actions" not in top else f"{' and '.join(_STATES[0][1])} in 'obs'"
+        lacks = "'actions'" if "actions" not in top else "a state in 'obs' (ee_pos, ee_ori and gripper_states)"
         findings.error(where, f"lacks {lacks}: replay it in its simulator, writing observations")
         return None, 0, ""
     rotation, keys = found

@@ -1,4 +1,4 @@
-"""A real LeRobot v2.0 set with the metadata faults that real sets have; skipped where it is not at hand."""
+"""Real sets with the faults that real sets have; skipped where they are not at hand."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,12 @@ import pytest
 
 from common.blobs import BlobStore
 from common.prepared import PreparedDataset, training_indices
+from services.env.datasets.check import check_dataset
 from services.env.datasets.prepare import prepare_dataset
 
 _SHARED = os.environ.get("JOYNEXUS_SHARED_DATA") or Path(__file__).parents[4] / "shared" / "data"
 SET = Path(_SHARED) / "lerobot-v2.0-pick-and-place"
+TELEOPERATION = Path(_SHARED) / "robosuite-teleop"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SET.is_dir(), reason=f"{SET} is not there")]
 
@@ -51,3 +53,10 @@ def test_the_real_sets_faults_are_named_and_it_is_read(tmp_path: Path) -> None:
     first, later = data.images(0)[0].astype(int), data.images(300)[0].astype(int)
     assert first.std() > 10, "a real picture"
     assert np.abs(first - later).mean() > 1, "something moved"
+
+
+@pytest.mark.skipif(not TELEOPERATION.is_dir(), reason=f"{TELEOPERATION} is not there")
+def test_teleoperation_without_observations_is_refused_with_what_to_do() -> None:
+    errors = [fault for fault in check_dataset(TELEOPERATION).faults if fault.severity == "error"]
+    assert {fault.where.split(",")[0] for fault in errors} == {"lift_panda.hdf5", "stack_panda.hdf5", "wipe_panda.hdf5"}
+    assert sum("replay it in its simulator, writing observations" in fault.what for fault in errors) == 3

@@ -216,7 +216,10 @@ def _attribute(name: str, value: object) -> Callable[[h5py.File], None]:
     [
         (lambda file: file.pop("data"), "lacks"),
         (lambda file: [file.pop(f"data/demo_{k}") for k in range(3)], "has no demonstration"),
-        (lambda file: file.pop("data/demo_0/obs"), "demo_0: lacks ee_pos and ee_ori and gripper_states in 'obs'"),
+        (
+            lambda file: file.pop("data/demo_0/obs"),
+            "demo_0: lacks a state in 'obs' (ee_pos, ee_ori and gripper_states)",
+        ),
         (lambda file: file.pop("data/demo_0/actions"), "demo_0: lacks 'actions'"),
         (_replace("data/demo_0/actions", np.zeros((6, 0))), "'actions' has shape (6, 0)"),
         (_replace("data/demo_0/obs/ee_pos", np.zeros((5, 3))), "'obs/ee_pos' has shape (5, 3)"),
