@@ -23,7 +23,7 @@ def serve(
     processes: Annotated[int, typer.Option(min=1, max=64, help="Processes; each runs some episodes at a time.")] = 1,
     environments: Annotated[
         int, typer.Option(min=1, max=64, help="Environments in each process; 1 if it cannot have two.")
-    ] = 4,
+    ] = 8,
     instruction: Annotated[str, typer.Option(help="Task text in place of the environment's own.")] = "",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that a reset or a step may take.")] = 60.0,
     config: Config = None,

@@ -77,7 +77,7 @@ class Serving(NamedTuple):
     target: str
     name: str
     processes: int = 1
-    environments: int = 4
+    environments: int = 8
     instruction: str = ""
     deadlines: Deadlines = Deadlines()
 
@@ -213,7 +213,7 @@ class EnvironmentHost:
             key = (work.task, work.attempt)
             started = time.monotonic()
             answer = self._answer(work, pools)
-            if answer is not None:
+            if answer is not None and not self._stopping:
                 self._deliver(answer)
                 self._say(f"{_line(work, answer)} in {time.monotonic() - started:.1f} s")
             with self._lock:

@@ -120,7 +120,7 @@ def serve(cluster: LocalCluster, tmp_path: Path) -> Iterator[Serve]:
 
 
 def served(client: Client, name: str, hosts: int = 1) -> None:
-    until(lambda: sum(role.detail.get("env") == f"own/{name}" for role in client.status().roles) == hosts, 60)
+    until(lambda: sum(role.detail.get("simulators") == f"own/{name}" for role in client.status().roles) == hosts, 60)
 
 
 def evaluate(client: Client, name: str, **more: object) -> joynexus.Job:
@@ -178,6 +178,8 @@ def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str
     until(lambda: job.info().done > 0)
     host.terminate()
     assert host.wait(20) == 0
+    assert host.stderr is not None
+    assert "Traceback" not in host.stderr.read()
     until(lambda: "start it with" in job.info().message)
     serve("point_mass:make_env", "--name", "alone", "--processes", "2")
     assert [episode.seed for episode in result_of(job).results] == list(range(60))
