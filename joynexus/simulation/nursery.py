@@ -37,16 +37,18 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._handle = os.pidfd_open(pid)  # names this very process, also when another gets its number
+        self._ended = select.poll()
+        self._ended.register(self._handle, select.POLLIN)
 
     def join(self, timeout_s: float) -> bool:
         """Wait until it has ended; False if it still runs after the timeout."""
-        return bool(select.select([self._handle], [], [], max(0.0, timeout_s))[0])
+        return bool(self._ended.poll(max(0.0, 1000.0 * timeout_s)))
 
     def kill(self) -> None:
         """End it by force, and return when it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        select.select([self._handle], [], [])
+        self._ended.poll()
 
     def close(self) -> None:
         """Forget it."""
@@ -109,6 +111,10 @@ def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Conne
     """
     if make.__module__ == "__main__" or not make.__qualname__.isidentifier():
         raise ValueError(f"{make.__qualname__} cannot be imported by a worker process: put it into a module, by itself")
+    if not sys.platform.startswith("linux"):
+        raise SimulatorError(
+            f"simulators run on Linux alone, this is {sys.platform}: use a container or another machine"
+        )
     key = tuple(preload)
     for attempt in (1, 2):  # one that died is started anew
         with _lock:

@@ -61,7 +61,7 @@ def run(settings: EnvSettings) -> None:
     detail = {"mounted": str(len(mounted)), "simulators": ", ".join(simulators) or "none"}
     for name, problem in families.items():
         made_of = ", ".join(f"{package} {version}" for package, version in FAMILIES[name].software().items())
-        detail[name] = problem or made_of
+        detail[name] = problem or "; ".join(filter(None, (made_of, FAMILIES[name].pictures_missing())))
     deadlines = Deadlines(make_s=settings.make_s, step_s=settings.step_s)
     pools = WarmPools(settings.simulator_processes, deadlines)
     scratch = open_scratch(settings.cache_dir / "scratch" / "env")
