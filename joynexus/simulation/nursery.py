@@ -25,8 +25,8 @@ from joynexus.simulation.interface import SimulatorError
 
 _PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
 _MAX_REQUEST_BYTES = 65_536
-_START_S = 120.0
-"""Importing modules and a fork take no longer; a nursery that does is killed, with its workers."""
+_IMPORT_S, _FORK_S = 300.0, 30.0
+"""What a nursery's first answer may take, before which it imports, and a later one; else it is killed, workers and all."""
 _CLOSE_S = 2.0
 _START = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main(int(sys.argv[1]), sys.argv[2])"
 
@@ -64,8 +64,9 @@ class Nursery:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._lock = threading.Lock()
+        self.has_answered = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_START_S)
+        self._channel.settimeout(_IMPORT_S)
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -82,6 +83,9 @@ class Nursery:
             answer = self._channel.recv(_MAX_REQUEST_BYTES)
         if not answer:
             raise ConnectionResetError("the process that starts simulators has died")
+        if not self.has_answered:
+            self.has_answered = True
+            self._channel.settimeout(_FORK_S)
         return Child(int(answer))
 
     def close(self) -> None:
@@ -116,7 +120,7 @@ def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Conne
             f"simulators run on Linux alone, this is {sys.platform}: use a container or another machine"
         )
     key = tuple(preload)
-    for attempt in (1, 2):  # one that died is started anew
+    while True:
         with _lock:
             if key not in _nurseries:
                 _nurseries[key] = Nursery(key)
@@ -128,9 +132,9 @@ def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Conne
                 if _nurseries.get(key) is nursery:
                     del _nurseries[key]
             nursery.close()
-            if attempt == 2:
-                raise SimulatorError(f"no process can be started for simulators: {error}") from error
-    raise AssertionError("the second attempt returns or raises")
+            if not nursery.has_answered:  # else a new one may do better
+                what = f"no process can be started that imports {', '.join(key) or 'what simulators need'}: {error}"
+                raise SimulatorError(what) from error
 
 
 @atexit.register
