@@ -26,7 +26,7 @@ from joynexus.simulation.interface import SimulatorError
 _PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
 _MAX_REQUEST_BYTES = 65_536
 _IMPORT_S, _FORK_S = 300.0, 30.0
-"""What a nursery's first answer may take, before which it imports, and a later one; else it is killed, workers and all."""
+"""What a nursery's first answer may take, before which it imports, and a later one; else it and its workers end."""
 _CLOSE_S = 2.0
 _START = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main(int(sys.argv[1]), sys.argv[2])"
 
