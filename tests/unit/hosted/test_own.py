@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from examples.own_environment import point_mass
 from joynexus.contract import Camera
 from joynexus.simulation.interface import Simulator, SimulatorError, SimulatorOptions
 from joynexus.simulation.own import load, make_own
+from joynexus.specs import RlSpec, load_job
+from services.master.checks import check_job
 from tests.unit.hosted import environments
 
 HERE = environments.__name__
@@ -118,6 +123,13 @@ def test_instruction_of_the_command_line_takes_the_place_of_its_own() -> None:
 def test_what_cannot_be_made_is_told_in_a_sentence(target: str, sentence: str) -> None:
     with pytest.raises(SimulatorError, match=sentence):
         make_own(target, SimulatorOptions())
+
+
+def test_example_job_is_valid_and_names_the_example() -> None:
+    spec = load_job((Path(point_mass.__file__).parent / "rl.yaml").read_text())
+    check_job(spec)
+    assert isinstance(spec, RlSpec)
+    assert spec.env == "own/point_mass"
 
 
 def test_module_that_fails_when_imported_says_how(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
