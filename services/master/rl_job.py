@@ -327,7 +327,9 @@ class RlJob(DrivingJob):
             reward_scale=self.spec.reward_scale,
             weight_limit=self.spec.weight_limit if self.spec.max_staleness else 0.0,
         )
-        return msgspec.structs.replace(record, rl=epoch, rollouts=rollouts)
+        # What the policy explored from was stored under this scope, so that training needs no forward.
+        scope = f"tenant:{self.tenant}"
+        return msgspec.structs.replace(record, rl=epoch, rollouts=rollouts, feature_scope=scope)
 
     def _begin_with(self, policy: PolicySpec) -> RlBegin:
         algorithm = self.spec.algorithm

@@ -112,6 +112,7 @@ def test_ops_say_all_that_the_trainer_needs_to_know(world: World) -> None:
     assert (first.rl.update, first.rl.epoch, second.rl.epoch) == (0, 0, 1)
     assert (first.rl.reward_scale, first.rl.seed, first.rl.weight_limit) == (0.5, 3, 0.0)
     assert len(first.rl.rollouts) == 2
+    assert first.feature_scope == "tenant:a"  # where what was explored from is found again
     page = rollouts(cluster.env)[0]
     assert page.collect is not None
     assert page.collect.value
