@@ -89,9 +89,10 @@ class Op:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a replay of this op has to move; the epochs of an update share theirs."""
-        rl = self.record.rl
-        rollouts = sum(nbytes for _, nbytes in self.record.rollouts) if isinstance(rl, RlEpoch) and not rl.epoch else 0
+        """Bytes that a replay of this op has to move; those of an update count with its last epoch."""
+        rl, rollouts = self.record.rl, 0
+        if isinstance(rl, RlEpoch) and rl.epoch == rl.algorithm.epochs - 1:
+            rollouts = sum(nbytes for _, nbytes in self.record.rollouts)
         return self.record.payload_nbytes or self.record.blob_nbytes or rollouts
 
     @property

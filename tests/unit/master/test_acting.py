@@ -18,6 +18,7 @@ from joynexus.wire.front import (
     Actions,
     ClusterStatus,
     DatasetInfo,
+    Exploration,
     FileEntry,
     GetPolicy,
     GetUsage,
@@ -86,6 +87,43 @@ def test_requests_that_wait_share_a_group_and_find_their_own_buffers(world: Worl
     assert len(send.message.items) == 8  # type: ignore[attr-defined]
     for index, item in enumerate(send.message.items):  # type: ignore[attr-defined]
         assert send.buffers[item.first_buffer] == bytes([index]) * 8
+
+
+def test_what_was_drawn_comes_back_to_whoever_asked_with_its_own_arrays(world: World) -> None:
+    publish(world)
+    asked = [world.tell(ACT, buffers=(bytes([index]) * 8,), peer=world.new_peer("front")) for index in range(2)]
+    worker = FakeInference(world, new_incarnation(), credit=1)
+    run_offers = [send for send in worker.inbox if not isinstance(send.message, PredictGroup)]
+    worker.inbox.clear()
+    for send in run_offers:
+        worker.do(send)
+    groups = [message for message in worker.received if isinstance(message, PredictGroup)]
+    assert [len(group.items) for group in groups] == [2]
+    buffers = tuple(bytes([index]) for index in range(8))
+    items = [
+        Predicted(
+            request=item.request,
+            version=1,
+            actions=Array(dtype="|u1", shape=(1,), frame=4 * index + 2),
+            exploration=Exploration(
+                sample=Array(dtype="|u1", shape=(1,), frame=4 * index),
+                log_prob=Array(dtype="|u1", shape=(1,), frame=4 * index + 3),
+                value=Array(dtype="|u1", shape=(1,), frame=4 * index + 1),
+                keys=(f"k{index}",),
+            ),
+        )
+        for index, item in enumerate(groups[0].items)
+    ]
+    world.say(worker.peer, PredictDone(task=groups[0].task, attempt=1, items=tuple(items)), buffers=buffers)
+    for index, id in enumerate(asked):
+        (send,) = [send for send in world.told if send.re == id]
+        answer = send.message
+        assert isinstance(answer, Actions)
+        drawn = answer.exploration
+        assert drawn is not None
+        assert drawn.keys == (f"k{index}",)
+        frames = [answer.actions.frame, drawn.sample.frame, drawn.log_prob.frame, drawn.value.frame]
+        assert [send.buffers[frame] for frame in frames] == [bytes([4 * index + at]) for at in (2, 0, 3, 1)]
 
 
 def test_nothing_published_is_said_with_what_to_do(world: World) -> None:
