@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from joynexus.seeds import derived_seed
 from joynexus.specs import PolicySpec
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.heads import exploring_heads
-from joynexus.vla.heads.base import ActionModule, linear
+from joynexus.vla.heads.base import ActionModule, linear, once
 from joynexus.wire.back import RlBegin
 
 PREFIX = "rl."
@@ -48,10 +49,15 @@ class Critic(nn.Module):
 
     def forward(self, pooled: Tensor, state: Tensor) -> Tensor:
         """Judge B samples: pooled [B, H] float32 and normalised state [B, S] to values [B, V]."""
-        rms = pooled.square().mean(dim=-1, keepdim=True).sqrt()
-        hidden = self.from_state(state) + self.gate * self.from_feature(pooled / rms.clamp(min=_EPS))
-        values: Tensor = self.out(self.middle(hidden.tanh()).tanh())
+        hidden = self.from_state(state) + self.gate * once(self._read, pooled)
+        # Bounded units would be driven to their bounds by returns of some tens before they learn to tell samples apart.
+        values: Tensor = self.out(functional.relu(self.middle(functional.relu(hidden))))
         return values
+
+    def _read(self, pooled: Tensor) -> Tensor:
+        rms = pooled.square().mean(dim=-1, keepdim=True).sqrt()
+        read: Tensor = self.from_feature(pooled / rms.clamp(min=_EPS))
+        return read
 
 
 class ActorCritic(nn.Module):
@@ -88,6 +94,8 @@ class ActorCritic(nn.Module):
 def _pool(features: Sequence[VLAFeature], device: torch.device) -> Tensor:
     """Return the mean over tokens of the last hidden state, [B, H]; each feature by itself, so nothing is padded."""
     distinct = {id(feature): feature for feature in features}  # an instruction alone is one feature for all rows
+    if len(distinct) == 1:
+        return features[0].last.to(device).float().mean(dim=0).expand(len(features), -1)
     places = {name: place for place, name in enumerate(distinct)}
     pooled = torch.stack([feature.last.to(device).float().mean(dim=0) for feature in distinct.values()])
     return pooled[torch.tensor([places[id(feature)] for feature in features], device=device)]
@@ -113,7 +121,7 @@ def _check(spec: PolicySpec, module: ActionModule, begin: RlBegin) -> None:
             ("noise_level", drawing.noise_level, 0 < drawing.noise_level < math.inf),
             ("noise_low", drawing.noise_low, 0 < drawing.noise_low <= drawing.noise_high),
             ("noise_high", drawing.noise_high, drawing.noise_high < math.inf),
-            ("values", begin.values, begin.values in (1, spec.chunk)),
+            ("values", begin.values, critic is None or begin.values in (1, spec.chunk)),
             *(
                 (("width", critic.width, 1 <= critic.width <= _MAX_WIDTH), ("lr", critic.lr, 0 <= critic.lr < math.inf))
                 if critic is not None

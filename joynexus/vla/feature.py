@@ -86,7 +86,8 @@ class PaddedFeature:
     """Features of several samples as rectangles, for an action module.
 
     Attributes:
-        layers: hidden states by layer, each [B, L, H], zero where there is no token; -1 is the last one.
+        layers: hidden states by layer, each [B, L, H], zero where there is no token; -1 is the last one. If all rows
+            are one and the same feature, these are views on it without memory of their own: stride 0 from row to row.
         mask: bool [B, L], True where there is a token.
     """
 
@@ -127,6 +128,8 @@ def pad_features(
 
 
 def _stack(features: Sequence[VLAFeature], layer: int, device: torch.device) -> Tensor:
+    if all(feature is features[0] for feature in features):  # an instruction without pictures
+        return features[0].layers[layer].to(device).expand(len(features), -1, -1)
     hidden = [f.layers[layer].to(device) for f in features]
     if len({len(h) for h in hidden}) == 1:  # the usual case: one copy in place of one a sample
         return torch.stack(hidden)

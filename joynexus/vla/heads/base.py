@@ -8,7 +8,7 @@ come from `spec.seed`, everything else from `Noise`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ClassVar, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from joynexus.vla.noise import Noise
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 MILLION = 1_000_000
+_ENOUGH = 16
 _drawing: ContextVar[bool] = ContextVar("drawing", default=True)
 
 
@@ -144,6 +145,18 @@ def without_drawing() -> Iterator[None]:
         yield
     finally:
         _drawing.reset(token)
+
+
+def once(read: Callable[..., Tensor], shared: Tensor, *others: Tensor) -> Tensor:
+    """Return `read(shared, *others)`, [B, …]; where `shared` is one row B times (stride 0), read it for a few of them.
+
+    Not for one: products of a few rows may have other bits. From 16 rows on they have the same on every host that was
+    measured (docs/adr/0007), so that a row's numbers do not tell whether the others were the same.
+    """
+    rows = len(shared)
+    if rows <= _ENOUGH or shared.stride(0) != 0:
+        return read(shared, *others)
+    return read(shared[:_ENOUGH], *(other[:_ENOUGH] for other in others))[:1].expand(rows, -1)
 
 
 class _Linear(nn.Linear):

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from joynexus.specs import ExplorationSpec, PolicySpec
 from joynexus.vla.feature import PaddedFeature
-from joynexus.vla.heads.base import ActionModule, Drawn, check_sample, linear, normal, read_config
+from joynexus.vla.heads.base import ActionModule, Drawn, check_sample, linear, normal, once, read_config
 from joynexus.vla.heads.exploration import Gaussian, gaussian_entropy, gaussian_log_prob
 from joynexus.vla.noise import Noise
 
@@ -112,11 +112,15 @@ class Oft(ActionModule):
         return gaussian_log_prob(sample, mean, log_std), gaussian_entropy(log_std).expand_as(sample)
 
     def _predict(self, feature: PaddedFeature, state: Tensor) -> Tensor:
-        gathered = self._gather(feature.last.float(), feature.mask)
-        hidden = self.from_state(state) + self.gate * self.from_feature(gathered)
+        hidden = self.from_state(state) + self.gate * once(self._read, feature.last.float(), feature.mask)
         hidden = functional.relu(self.middle(functional.relu(hidden)))
         chunk: Tensor = self.out(hidden)
         return chunk.view(-1, self.chunk, self.action_dim)
+
+    def _read(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Read tokens [B, L, H] into [B, hidden]."""
+        read: Tensor = self.from_feature(self._gather(tokens, mask))
+        return read
 
     def _gather(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Attend: tokens [B, L, H] to [B, queries * width]."""

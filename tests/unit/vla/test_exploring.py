@@ -12,6 +12,7 @@ import torch
 from joynexus.contract import Statistics
 from joynexus.specs import CriticSpec, ExplorationSpec, OptimizerSpec
 from joynexus.vla.actor_critic import ActorCritic
+from joynexus.vla.feature import VLAFeature
 from joynexus.vla.policy import Policy
 from joynexus.wire.back import RlBegin
 from tests.unit.vla.samples import (
@@ -75,6 +76,29 @@ def test_training_finds_the_log_probabilities_of_the_rollout_again(way: str) -> 
     if rows_are_independent():
         np.testing.assert_array_equal(found.detach().numpy(), log_prob[order])
         np.testing.assert_array_equal(judged.detach().numpy(), value[order])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rows", [4, 16, 17, 50])
+def test_rows_of_one_feature_get_the_numbers_of_rows_of_equal_features(way: str, rows: int) -> None:
+    """An instruction without pictures is one feature for all rows; it may be read once for all."""
+    changes, begin = WAYS[way]
+    made, one = ready(begin, **changes), feature(torch.Generator().manual_seed(0), 6)
+    state = np.random.default_rng(0).standard_normal((rows, STATE)).astype(np.float32)
+    equal = [VLAFeature({-1: one.last.clone()}, one.token_type, one.backbone) for _ in range(rows)]
+    shared, apart = (made.explore(each, state, seeds=range(rows)) for each in ([one] * rows, equal))
+    for found, expected in zip(shared, apart, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        if rows_are_independent():
+            np.testing.assert_array_equal(found, expected)
+    gradients = []
+    for each in ([one] * rows, equal):
+        made.module.zero_grad()
+        parts(made).zero_grad()
+        log_prob, _, value = made.evaluate(each, state, shared.sample)
+        (log_prob.mean() + value.square().mean()).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        gradients.append([p.grad for p in (*made.module.parameters(), *parts(made).parameters())])
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("way", WAYS)
