@@ -54,9 +54,14 @@ def policy(world: World) -> PolicyInfo:
     return world.ask(GetPolicy(policy="p"), PolicyInfo)
 
 
+def versions(world: World) -> list[VersionRecord]:
+    """Versions of the policy that the journal has."""
+    return [version for version in world.journal.of(VersionRecord) if version.tenant == "a"]
+
+
 def trained(world: World) -> list[tuple[Rollout, ...]]:
     """Which pages the newest version was trained on, update by update."""
-    newest = max(world.journal.of(VersionRecord), key=lambda version: version.version)
+    newest = max(versions(world), key=lambda version: version.version)
     weights = BLOBS[newest.digest]
     updates = range(len(weights.trained) // PPO.epochs)
     order = [(update, epoch) for update in updates for epoch in range(PPO.epochs)]

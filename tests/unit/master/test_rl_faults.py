@@ -9,17 +9,18 @@ import random
 
 import pytest
 
-from common.journal.records import PageRecord, VersionRecord
+from common.journal.records import PageRecord
 from joynexus.specs import PpoSpec, RlSpec
 from joynexus.wire.back import Leaving
 from joynexus.wire.front import JobInfo
 from services.master.config import CoreConfig
 from tests.unit.master.actors import PAGES, FakeEnv, FakeInference, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import info, submit
-from tests.unit.master.test_rl import check, rl
+from tests.unit.master.test_jobs import info, push, sft, submit
+from tests.unit.master.test_rl import check, rl, versions
 from tests.unit.master.world import FakeWorker, World
 
 CONFIG = CoreConfig(kills=10_000, kept_replies=4, rollout_episodes=4)
+JOBS = {"a": "rl-1", "b": "sft-1"}
 SMALL = rl(updates=3, episodes=6, checkpoint_every=2)
 
 
@@ -71,8 +72,7 @@ class Crew:
 
 
 def final(world: World) -> str:
-    newest = max(world.journal.of(VersionRecord), key=lambda version: version.version)
-    return str(newest.digest)
+    return str(max(versions(world), key=lambda version: version.version).digest)
 
 
 def finished(world: World, spec: RlSpec) -> JobInfo:
@@ -83,7 +83,7 @@ def finished(world: World, spec: RlSpec) -> JobInfo:
     assert all(0 <= point.staleness <= spec.max_staleness for point in done.updates)
     check(world, spec)
     assert not world.journal.of(PageRecord)
-    assert [version.version for version in world.journal.of(VersionRecord)] == [1, spec.updates + 1]
+    assert [version.version for version in versions(world)] == [1, spec.updates + 1]
     assert not [log for log in world.logs if log.event in ("replay_differs", "op_out_of_order")]
     return done
 
@@ -120,8 +120,25 @@ def test_whoever_is_killed_at_whatever_step_the_job_ends_as_if_nothing_had_been(
             assert done.updates == expected.updates
 
 
+NEIGHBOUR = sft(steps=40, checkpoint_every=7)
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[float, ...]:
+    """The loss curve of another tenant's job when nothing else runs and nobody dies."""
+    world = World(CONFIG)
+    crew = Crew(world)
+    push(world, tenant="b")
+    job = submit(world, NEIGHBOUR, tenant="b")
+    crew.finish()
+    return info(world, job.job, tenant="b").losses
+
+
 class Play:
-    """Chance plays with a master, a trainer, an inference worker and two env workers, while an RL job runs."""
+    """Chance plays with a master, a trainer, an inference worker and two env workers.
+
+    An RL job runs, and beside it another tenant's SFT job.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -135,6 +152,8 @@ class Play:
             max_staleness=self.chance.choice((0, 0, 1, 3)),
         )
         submit(self.world, self.spec)
+        push(self.world, tenant="b")
+        submit(self.world, NEIGHBOUR, tenant="b")
         self.moves = {
             self.somebody_works: 30,
             self.somebody_dies: 2,
@@ -206,31 +225,34 @@ class Play:
             self.crew.finish()
             self.world.wait(1)
             self.crew.beat()
-            if info(self.world, "rl-1").state == "succeeded":
+            if {info(self.world, job, tenant=tenant).state for tenant, job in JOBS.items()} == {"succeeded"}:
                 break
         self.crew.finish()
 
 
-def play(seed: int, moves: int = 80) -> Play:
+def play(seed: int, alone: tuple[float, ...], moves: int = 100) -> Play:
     game = Play(seed)
     for _ in range(moves):
         game.move()
     game.calm_down()
     finished(game.world, game.spec)
+    assert info(game.world, JOBS["b"], tenant="b").losses == alone
     return game
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_no_page_is_lost_repeated_or_too_old_whatever_happens(block: int) -> None:
+def test_no_page_is_lost_repeated_or_too_old_and_no_neighbour_disturbed_whatever_happens(
+    block: int, alone: tuple[float, ...]
+) -> None:
     for seed in range(20 * block, 20 * block + 20):
         try:
-            play(seed)
+            play(seed, alone)
         except AssertionError as error:
             raise AssertionError(f"play({seed}) fails: {error}") from error
 
 
-def test_the_games_are_not_idle() -> None:
-    games = [play(seed) for seed in range(1000, 1010)]
+def test_the_games_are_not_idle(alone: tuple[float, ...]) -> None:
+    games = [play(seed, alone) for seed in range(1000, 1010)]
     assert sum(log.event == "worker_lost" for game in games for log in game.world.logs) > 10
     assert sum(len(game.crew.workers) for game in games) == 40
     stale = [point.staleness for game in games for point in info(game.world, "rl-1").updates]
