@@ -23,6 +23,7 @@ from services.env.datasets.report import DatasetError
 MAX_ARRAY_BYTES = 4 << 30  # of one array of vectors
 MAX_CHUNK_BYTES = 256 << 20  # what HDF5 unpacks at once
 _MAX_MEMBERS = 200_000
+_PART_BYTES = 16 << 20
 _MAX_TEXT = 16 << 20
 
 
@@ -102,11 +103,12 @@ class Hdf5File:
             values: npt.NDArray[Any] = member[()]
         return values
 
-    def read_parts(self, path: str, name: str, first: int, stop: int, rows: int) -> Iterator[npt.NDArray[Any]]:
-        """Give an array's rows from `first` to before `stop`, some at a time."""
+    def read_parts(self, path: str, name: str, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """Give the rows of an array before `stop`, as many at a time as are some megabytes."""
         with self._open() as file:
             member = self._group(file, path)[name]
-            for start in range(first, stop, rows):
+            rows = max(1, _PART_BYTES // max(1, math.prod(member.shape[1:]) * member.dtype.itemsize))
+            for start in range(0, stop, rows):
                 yield member[start : min(start + rows, stop)]
 
     @contextmanager
@@ -117,7 +119,7 @@ class Hdf5File:
         except DatasetError:
             raise
         except KeyError as error:
-            raise self.findings.fail(self.name, f"lacks {error}: it is no set of demonstrations") from error
+            raise self.findings.fail(self.name, f"lacks {error.args[0]}: it is no set of demonstrations") from error
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             raise self.findings.fail(self.name, "is truncated or no HDF5 file: copy it again") from error
 

@@ -30,7 +30,6 @@ from services.env.simulators import libero_tasks
 
 _SUFFIXES = (".hdf5", ".h5")
 _LIBERO_CAMERAS = {"agentview_rgb": "agentview", "eye_in_hand_rgb": "robot0_eye_in_hand"}
-_ROWS_AT_ONCE = 64
 _LIBERO_HZ = 20.0
 # State vectors that are understood: the convention of their rotation, and the observations they are made of.
 _STATES = (
@@ -99,7 +98,7 @@ def scan_hdf5(folder: DatasetFolder, alive: Callable[[], None]) -> Scan:
 
     def pictures(number: int, camera: Camera) -> Iterator[Picture]:
         demo, size = demos[number], (camera.height, camera.width)
-        stored = demo.file.read_parts(f"{demo.path}/obs", demo.keys[camera.name], 0, demo.steps, _ROWS_AT_ONCE)
+        stored = demo.file.read_parts(f"{demo.path}/obs", demo.keys[camera.name], demo.steps)
         for picture in (picture for part in stored for picture in part):
             yield resize(np.ascontiguousarray(np.rot90(picture, k=-camera.rotation_deg // 90)), size)
 
@@ -129,7 +128,9 @@ def _read_source(file: Hdf5File) -> _Source:
         file.findings.error(file.name, "has no task text: add the attribute 'language_instruction' to the group 'data'")
     rate = details.get("control_freq")
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate <= 10_000:
-        file.findings.warn(file.name, f"env_args states no control_freq: {_LIBERO_HZ:g} steps per second are taken")
+        file.findings.warn_often(
+            file.name, f"env_args states no control_freq: {_LIBERO_HZ:g} steps per second are taken"
+        )
         rate = _LIBERO_HZ
     robots = details.get("robots")
     robot = robots[0] if isinstance(robots, list) and robots else robots

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from joynexus.contract import Contract
 from joynexus.simulation.episodes import Actions, Question, run_episodes
 from joynexus.simulation.interface import Picture, SimObservation, SimulatorOptions, StepResult
-from joynexus.simulation.pool import SimulatorPool
+from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.datasets.libero_writer import LiberoEpisode, LiberoTask, LiberoWriter
 from services.env.producers.libero_script import PickAndPlace, Scene, grasp_offset
 from services.env.producers.recording import Recording
@@ -65,7 +65,14 @@ class LiberoExpert:
         blind = msgspec.structs.replace(options, cameras=())
         family.prepare()
         self._pool = SimulatorPool(
-            task, processes, make=make_telling, preload=family.preload, processes=processes, options=blind
+            task,
+            processes,
+            make=make_telling,
+            preload=family.preload,
+            processes=processes,
+            options=blind,
+            deadlines=Deadlines(make_s=600.0),  # nobody waits for a recording as for an episode
+            recycling=family.recycling,
         )
 
     def attempt(self, seeds: Sequence[int]) -> list[Attempt]:

