@@ -112,14 +112,14 @@ class Oft(ActionModule):
         return gaussian_log_prob(sample, mean, log_std), gaussian_entropy(log_std).expand_as(sample)
 
     def _predict(self, feature: PaddedFeature, state: Tensor) -> Tensor:
-        hidden = self.from_state(state) + self.gate * once(self._read, feature.last.float(), feature.mask)
+        hidden = self.from_state(state) + self.gate * once(self._read, feature.last, feature.mask)
         hidden = functional.relu(self.middle(functional.relu(hidden)))
         chunk: Tensor = self.out(hidden)
         return chunk.view(-1, self.chunk, self.action_dim)
 
     def _read(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Read tokens [B, L, H] into [B, hidden]."""
-        read: Tensor = self.from_feature(self._gather(tokens, mask))
+        read: Tensor = self.from_feature(self._gather(tokens.float(), mask))
         return read
 
     def _gather(self, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -102,6 +102,20 @@ def test_rows_of_one_feature_get_the_numbers_of_rows_of_equal_features(way: str,
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_features_in_bfloat16_are_explored_and_judged_alike(way: str) -> None:
+    """As a backbone on a GPU makes them; the policy's own numbers stay float32."""
+    changes, begin = WAYS[way]
+    made, data = ready(begin, **changes), batch(1)
+    half = [VLAFeature({-1: f.last.bfloat16()}, f.token_type, f.backbone) for f in data.features]
+    explored = made.explore(half, data.state, seeds=range(8))
+    log_prob, _, value = made.evaluate(half, data.state, explored.sample)
+    np.testing.assert_array_equal(log_prob.detach().numpy(), explored.log_prob)
+    np.testing.assert_array_equal(value.detach().numpy(), explored.value)
+    exact = made.explore(data.features, data.state, seeds=range(8))
+    np.testing.assert_allclose(explored.value, exact.value, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_few_rows_and_other_padding_change_nothing_but_rounding(way: str) -> None:
     changes, begin = WAYS[way]
     made, data = ready(begin, **changes), batch(1)
