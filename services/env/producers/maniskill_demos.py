@@ -9,6 +9,7 @@ planner and policy in one scene.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
@@ -242,7 +243,7 @@ class _Follower:
         except _Ended:
             pass
         except Exception as error:  # plans raise what they like when an episode has no solution
-            print(f"seed {seed} has no plan: {error}")
+            logging.getLogger(__name__).warning("seed %d has no plan: %s: %s", seed, type(error).__name__, error)
         observations = [observation for observation, _ in self._steps]
         views = zip(*(observation.images for observation in observations), strict=True)
         return _Recorded(
