@@ -2,16 +2,14 @@
 
 In: a simulator task, pages of finished episodes, outcomes of its ops. Out: rollouts as far ahead as tickets allow, ops
 under the policy's sequence, a version for each update, the learning curve. Never: a page that is trained on twice or
-left out, one that is too old, or a version kept that nobody needs any more.
+left out, or a version kept that nobody needs any more.
 
-Page `n` of the job (a rollout) belongs to update `n // pages`; it is journaled once it is finished, with the version
-that acted, and goes when a checkpoint covers the last epoch of its update. So what is finished is never done again, and
-what is not is done again from the same seeds.
+A page of episodes goes when a checkpoint covers the last epoch of its update, in the transaction that writes the
+update's point of the learning curve.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -19,8 +17,8 @@ import msgspec
 from common.journal.records import CurveRecord, JobRecord, OpRecord, PageRecord, Record
 from joynexus.specs import PolicySpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode, Failure, failure
-from joynexus.wire.back import Collect, DescribeSimulator, RlBegin, RlEpoch, Rollout, RolloutDone, SimulatorDescribed
-from joynexus.wire.front import EpisodeResult, JobInfo, UpdatePoint
+from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, SimulatorDescribed
+from joynexus.wire.front import JobInfo, UpdatePoint
 from services.master.checks import recipe_difference
 from services.master.curve import LearningCurve, is_outcome
 from services.master.driving_job import DrivingJob, check_recipe
@@ -28,10 +26,10 @@ from services.master.evaluation_jobs import missing_inference
 from services.master.job import Tools
 from services.master.ops import Op
 from services.master.outbox import refuse
-from services.master.plan import PlannedOp, RlPlan, compile_rl, has_ended
+from services.master.plan import PlannedOp, RlPlan, compile_rl
 from services.master.policies import Policy
+from services.master.rollouts import Rollouts, episodes_of, mean
 from services.master.tasks import EnvAnswer, Task, simulator_need, whoever_serves
-from services.master.tickets import Tickets
 
 _CURVE_POINTS = 500
 """Points of the curve in one answer; whoever wants more asks again with `since`."""
@@ -48,15 +46,11 @@ class RlJob(DrivingJob):
         if not isinstance(record.spec, RlSpec):
             raise TypeError(f"job {record.job} is no RL job")
         self.spec = record.spec
-        self._rl_plan = compile_rl(record.spec, rollout_episodes=tools.config.rollout_episodes)
-        self._tickets = Tickets(batch=self._rl_plan.pages, max_staleness=record.spec.max_staleness)
+        plan = compile_rl(record.spec, rollout_episodes=tools.config.rollout_episodes)
+        self._rollouts = Rollouts(self, record.spec, plan, self._page_finished)
         self._curve = LearningCurve(record.tenant, record.job)
         self._folded_seq = 0  # ops up to it were folded since the master started
         self._ahead: dict[int, UpdatePoint] = {}  # of updates that a checkpoint covers before their outcome is durable
-        self._pages: dict[int, PageRecord] = {}
-        self._running: dict[int, Task] = {}
-        self._saving: set[int] = set()
-        self._next = 0  # pages before it were given out or are done
         self._published = -1  # updates whose version is published
         self._describing: Task | None = None
         self._described: PolicySpec | None = None
@@ -83,7 +77,7 @@ class RlJob(DrivingJob):
             points.append(self._point(planned.update, op))
             if planned.update >= len(self._curve):
                 self._ahead[planned.update] = points[-1]
-            records += self._drop(self._numbers(planned.update))
+            records += self._rollouts.drop_update(planned.update)
         curve = self._curve.fold(points, [op.done for op in epochs if op.done is not None])
         return records if curve is None else [curve, *records]
 
@@ -91,11 +85,11 @@ class RlJob(DrivingJob):
         """Take a part of the curve back; they come in order."""
         self._curve.restore(record)
         for point in record.updates:
-            self._look_whether_to_stop(point.update, point.success)
+            self._rollouts.look_whether_to_stop(point.update, point.success)
 
     def restore_page(self, record: PageRecord) -> None:
         """Take a page back from the journal."""
-        self._keep(record)
+        self._rollouts.restore(record)
 
     # Beginning
 
@@ -158,143 +152,18 @@ class RlJob(DrivingJob):
     # Rollouts
 
     def _produce(self, policy: Policy) -> None:
-        """Give out pages, as many as there are tickets for."""
-        end = self._plan.updates * self._plan.pages
-        self._stop_rolling([number for number in self._running if number >= end])
-        if self._published < 0:
-            return
-        self._next = max(self._next, self._curve.folded * self._plan.pages)
-        while (
-            self._next < end
-            and len(self._running) < self.tools.config.job_pages
-            and self._tickets.may_begin(self._next, self._published)
-        ):
-            number, self._next = self._next, self._next + 1
-            if number not in self._pages and number not in self._running and number not in self._saving:
-                self._roll(policy, number)
+        if self._published >= 0:
+            self._rollouts.produce(policy, self.record.initial_version, self._published, self._curve.folded)
 
-    def _roll(self, policy: Policy, number: int) -> None:
-        """Have a page's episodes run, by the newest version."""
-        version = self.record.initial_version + self._published
-        seeds, draws = self._plan.page(number)
-        spec = self.spec
-        ppo = isinstance(spec.algorithm, PpoSpec)
-
-        def make(task: str, attempt: int) -> Rollout:
-            return Rollout(
-                task=task,
-                attempt=attempt,
-                tenant=self.tenant,
-                policy=policy.name,
-                version=version,
-                contract=policy.spec.contract,
-                chunk=policy.spec.chunk,
-                env=spec.env,
-                seeds=seeds,
-                draws=draws,
-                episode_limit=spec.episode_limit,
-                execute=spec.execute,
-                collect=Collect(reward=spec.reward, value=ppo),
-            )
-
-        def done(answer: EnvAnswer) -> None:
-            asked = isinstance(answer, RolloutDone) and tuple(e.seed for e in answer.episodes) == seeds
-            if not isinstance(answer, RolloutDone) or not asked:
-                sentence = "an env worker returned other episodes than asked for: see its log"
-                self.fail(failure(ErrorCode.INTERNAL, sentence))
-                return
-            self.tools.meter.add(self.tenant, policy.name, {"env_s": answer.busy_s})
-            self._save_page(number, version, answer)
-
-        def failed(error: Failure) -> None:
-            if error.category == "user" and error.code is not ErrorCode.POISON:
-                self.fail(error)
-                return
-            nothing = EpisodeResult(seed=0, success=False, steps=0, reward=0.0, failure=error.message)
-            lost = tuple(msgspec.structs.replace(nothing, seed=seed) for seed in seeds)
-            self._save_page(number, version, RolloutDone(task="", attempt=0, episodes=lost))
-
-        task = Task(
-            tenant=self.tenant,
-            policy=policy.name,
-            version=version,
-            need=simulator_need(self.tenant, spec.env),
-            setup=(spec.env, policy.spec.contract.cameras),
-            answer=RolloutDone,
-            make=make,
-            done=done,
-            failed=failed,
-        )
-        self._running[number] = task
-        self.tools.env.submit(task)
-
-    def _save_page(self, number: int, version: int, answer: RolloutDone) -> None:
-        """A page is finished (or cannot be run at all, and the update goes on without it): write it down."""
-        self._running.pop(number, None)
-        self._saving.add(number)
-        record = PageRecord(
-            tenant=self.tenant,
-            job=self.id,
-            page=number,
-            episodes=answer.episodes,
-            contract_digest=answer.contract_digest,
-            software=answer.software,
-            version=version,
-            trajectories=answer.trajectories if any(map(has_ended, answer.episodes)) else "",
-            trajectories_nbytes=answer.trajectories_nbytes,
-        )
-
-        def saved() -> None:
-            self._saving.discard(number)
-            self._keep(record)
-            if self.ended:
-                self.tools.outbox.save(self._drop([number]))
-                return
-            self._retire(self.tools.policies.get(self.tenant, self.policy_name))
-            self.advance()
-
-        self.tools.outbox.save([record], saved)
-
-    def _keep(self, record: PageRecord) -> None:
-        if record.page in self._pages:
-            return
-        self._pages[record.page] = record
-        self.tools.holdings.hold(self.tenant, record.trajectories, record.trajectories_nbytes)
-        update = self._tickets.update(record.page)
-        pages = self._experience(update)
-        if pages is not None:
-            episodes = [episode for page in pages for episode in page.episodes if has_ended(episode)]
-            self._look_whether_to_stop(update, _mean([episode.success for episode in episodes]))
-
-    def _drop(self, numbers: Sequence[int]) -> list[PageRecord]:
-        """Let go of pages; return the records by which they go from the journal."""
-        gone = [self._pages.pop(number) for number in numbers if number in self._pages]
-        for record in gone:
-            self.tools.holdings.release(self.tenant, record.trajectories)
-        return [PageRecord(tenant=self.tenant, job=self.id, page=record.page, gone=True) for record in gone]
-
-    def _stop_rolling(self, numbers: Sequence[int]) -> None:
-        self.tools.env.cancel([self._running.pop(number) for number in numbers])
-
-    def _numbers(self, update: int) -> range:
-        """Return the numbers of an update's pages."""
-        return range(update * self._plan.pages, (update + 1) * self._plan.pages)
-
-    def _experience(self, update: int) -> list[PageRecord] | None:
-        """Return an update's pages, once all are finished."""
-        pages = [self._pages.get(number) for number in self._numbers(update)]
-        return None if None in pages else [page for page in pages if page is not None]
-
-    def _look_whether_to_stop(self, update: int, success: float) -> None:
-        """An update whose episodes succeed often enough is the last one; a function of what is in the journal."""
-        if 0 < self.spec.stop_at <= success and update + 1 < self._rl_plan.updates:
-            self._rl_plan = msgspec.structs.replace(self._rl_plan, updates=update + 1)
+    def _page_finished(self) -> None:
+        self._retire(self.tools.policies.get(self.tenant, self.policy_name))
+        self.advance()
 
     # Ops
 
     @property
     def _plan(self) -> RlPlan:
-        return self._rl_plan
+        return self._rollouts.plan
 
     @property
     def _first_step(self) -> int:
@@ -311,7 +180,7 @@ class RlJob(DrivingJob):
     def _fill(self, policy: Policy, planned: PlannedOp, record: OpRecord) -> OpRecord | None:
         if planned.kind == "rl_begin":
             return msgspec.structs.replace(record, rl=self._begin_with(policy.spec))
-        pages = self._experience(planned.update)
+        pages = self._rollouts.of_update(planned.update)
         if pages is None:
             return None
         rollouts = tuple((page.trajectories, page.trajectories_nbytes) for page in pages if page.trajectories)
@@ -343,7 +212,7 @@ class RlJob(DrivingJob):
 
     def _restored(self, policy: Policy) -> None:
         if self.ended:
-            self.tools.outbox.save(self._drop(list(self._pages)))
+            self.tools.outbox.save(self._rollouts.drop_all())
         mine = [version for version, record in policy.versions.items() if record.job == self.id]
         if mine and self.record.initial_version:
             self._note_version(policy, max(mine))
@@ -374,7 +243,7 @@ class RlJob(DrivingJob):
         self._retire(policy)
 
     def _retire(self, policy: Policy) -> None:
-        needed = {self.record.initial_version, self.record.version, *(task.version for task in self._running.values())}
+        needed = {self.record.initial_version, self.record.version, *self._rollouts.acting}
         mine = [version for version, record in policy.versions.items() if record.job == self.id]
         for version in mine:
             if version not in needed:
@@ -386,8 +255,8 @@ class RlJob(DrivingJob):
             return self._curve.points[update]
         if update in self._ahead:
             return self._ahead[update]
-        pages = self._experience(update) or []
-        episodes = [episode for page in pages for episode in page.episodes if has_ended(episode)]
+        pages = self._rollouts.of_update(update) or []
+        episodes = episodes_of(pages)
         first = self.record.initial_version
         acted = min((page.version for page in pages if page.trajectories), default=first + update)
         return UpdatePoint(
@@ -395,9 +264,9 @@ class RlJob(DrivingJob):
             version=first + update + 1,
             episodes=len(episodes),
             steps=sum(episode.steps for episode in episodes),
-            success=_mean([episode.success for episode in episodes]),
-            reward=_mean([episode.reward for episode in episodes]),
-            length=_mean([episode.steps for episode in episodes]),
+            success=mean([episode.success for episode in episodes]),
+            reward=mean([episode.reward for episode in episodes]),
+            length=mean([episode.steps for episode in episodes]),
             staleness=update - (acted - first),
             metrics=last.done.result.metrics if last.done is not None else {},
         )
@@ -418,16 +287,15 @@ class RlJob(DrivingJob):
     # Ends
 
     def _park(self, policy: Policy, error: Failure) -> None:
-        self._stop_rolling(list(self._running))
-        self._next = 0
+        self._rollouts.stop()
         super()._park(policy, error)
 
     def _release(self) -> None:
-        self._stop_rolling(list(self._running))
+        self._rollouts.stop()
         if self._describing is not None:
             self.tools.env.cancel([self._describing])
         curve = self._curve.close()
-        self.tools.outbox.save([*([curve] if curve is not None else []), *self._drop(list(self._pages))])
+        self.tools.outbox.save([*([curve] if curve is not None else []), *self._rollouts.drop_all()])
         policy = self.tools.policies.find(self.tenant, self.policy_name)
         if policy is not None:
             self._retire(policy)
@@ -443,7 +311,7 @@ class RlJob(DrivingJob):
             return whoever_serves(self.spec.env) if self._describing is not None and not env_is_there else ""
         if missing := self._missing_trainer(policy):
             return missing
-        if not self._running:
+        if not self._rollouts.acting:
             return ""
         return missing_inference(tools, policy.spec.backbone) if env_is_there else whoever_serves(self.spec.env)
 
@@ -457,7 +325,3 @@ class RlJob(DrivingJob):
             samples=self._curve.samples,
             backbone_forwards=self._curve.forwards,
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

@@ -76,11 +76,13 @@ def undisturbed(client: Client) -> list[UpdatePoint]:
     return learn(client, rl("undisturbed"))
 
 
-def kill(cluster: LocalCluster, name: str) -> None:
-    """Kill a role and wait until health has started another."""
-    pid = cluster.running(name)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: cluster.running(name) not in (0, pid))
+def strike(cluster: LocalCluster, how: signal.Signals, *names: str) -> None:
+    """Send roles a signal and wait until health has started others."""
+    pids = {name: cluster.running(name) for name in names}
+    for pid in pids.values():
+        os.kill(pid, how)
+    for name, pid in pids.items():
+        until(lambda name=name, pid=pid: cluster.running(name) not in (0, pid), seconds=150)
 
 
 def numbers(points: list[UpdatePoint]) -> list[tuple[object, ...]]:
@@ -125,7 +127,19 @@ def test_whoever_is_killed_the_curve_is_that_of_an_undisturbed_job(
 ) -> None:
     job = client.submit(rl(f"killed-{victim}"))
     until(lambda: job.info().done >= 1, seconds=90)
-    kill(cluster, victim)
+    strike(cluster, signal.SIGKILL, victim)
+    info = job.wait(progress=False, timeout_s=180)
+    assert info.state == "succeeded"
+    assert numbers(job.updates) == numbers(undisturbed)
+
+
+@pytest.mark.parametrize("victims", [("env", "inference", "trainer"), ("master",)], ids=["workers", "master"])
+def test_whoever_hangs_is_replaced_and_the_curve_is_that_of_an_undisturbed_job(
+    client: Client, cluster: LocalCluster, undisturbed: list[UpdatePoint], victims: tuple[str, ...]
+) -> None:
+    job = client.submit(rl(f"hung-{victims[0]}"))
+    until(lambda: job.info().done >= 1)
+    strike(cluster, signal.SIGSTOP, *victims)
     info = job.wait(progress=False, timeout_s=180)
     assert info.state == "succeeded"
     assert numbers(job.updates) == numbers(undisturbed)
