@@ -7,7 +7,7 @@ Random actions are held for a while each: white noise only makes a robot tremble
 a policy will see, so a state's scale is the largest of
 
 - its standard deviation;
-- a fifth of how far it ever was from its mean: what was rare here is common later;
+- a third of how far it ever was from its mean: what was rare here is common later;
 - `LEAST` of the mean's magnitude, or of 1 where that is larger: what hardly moved here may move later;
 - 1, for a number that never changed: nothing is known of it, so that it is only moved to 0.
 
@@ -26,8 +26,8 @@ from joynexus.seeds import derived_seed
 from joynexus.simulation.episodes import Actions, Question, Rows, run_episodes
 from joynexus.statistics import vector_statistics
 
-LEAST = 0.05
-_FURTHEST = 5.0  # no state of the warm-up is further out than this, in scales
+LEAST = 0.07
+_FURTHEST = 3.0  # no state of the warm-up is further out than this, in scales
 _SAME = 1e-6  # relative to the mean's magnitude or 1: numbers closer together are one
 _HOLDS = 8  # an action is held for at most this part of an episode
 
