@@ -23,7 +23,8 @@ from services.env.simulators.registry import family_of, open_pool
 
 _LOOK_S = 1.0
 _MIN_MAKE_S = 0.1
-_SHORT_OF_MEMORY = 0.2  # of the machine's memory
+_SHORT_OF_MEMORY = 0.2  # of the machine's memory, or of the container's
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 class _Idle(NamedTuple):
@@ -120,10 +121,29 @@ class WarmPools:
 
 
 def _short_of_memory() -> bool:
-    """Tell whether little of this machine's memory is left (Linux; of a container's limit it knows nothing)."""
+    """Tell whether little memory is left on this machine or under this container's limit (Linux, cgroup v2)."""
+    return any(left < _SHORT_OF_MEMORY * total for left, total in (_machines(), _containers()))
+
+
+def _machines() -> tuple[int, int]:
+    """Return KiB left and KiB of this machine."""
+    memory = _numbers(_MEMINFO, "MemAvailable:", "MemTotal:")
+    return memory.get("MemAvailable:", 0), memory.get("MemTotal:", 0)
+
+
+def _containers() -> tuple[int, int]:
+    """Return bytes left and bytes of this container, zeros if it has no limit; files in memory can be let go of."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # `max`: no limit
+        return 0, 0
+    return limit - used + _numbers(_CGROUP / "memory.stat", "inactive_file").get("inactive_file", 0), limit
+
+
+def _numbers(path: Path, *names: str) -> dict[str, int]:
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
-        return False
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return kib.get("MemAvailable", 0) < _SHORT_OF_MEMORY * kib.get("MemTotal", 0)
+        return {}
+    return {line[0]: int(line[1]) for line in lines if line[0] in names}

@@ -205,7 +205,9 @@ def test_a_simulator_worker_that_is_killed_costs_time_and_nothing_else(tmp_path:
             while len(rows) < 5:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
-            for pid in simulator_pids():
+            pids = simulator_pids()
+            assert pids
+            for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             assert done(master).episodes == undisturbed.episodes
 
@@ -289,9 +291,9 @@ def test_a_worker_that_is_told_to_leave_finishes_its_page(tmp_path: Path) -> Non
 
 
 def simulator_pids() -> list[int]:
-    """Worker processes: children of the fork servers below this process."""
+    """Worker processes: children of the nurseries below this process."""
     parents: dict[int, list[int]] = {}
-    servers = []
+    nurseries = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -300,9 +302,9 @@ def simulator_pids() -> list[int]:
             except OSError:
                 continue
             parents.setdefault(parent, []).append(int(entry.name))
-            if b"multiprocessing.forkserver" in command:
-                servers.append(int(entry.name))
+            if b"joynexus.simulation.nursery" in command:
+                nurseries.append(int(entry.name))
     ours = {os.getpid()}
     for _ in range(4):
         ours |= {child for parent in ours for child in parents.get(parent, [])}
-    return [pid for server in servers if server in ours for pid in parents.get(server, [])]
+    return [pid for nursery in nurseries if nursery in ours for pid in parents.get(nursery, [])]

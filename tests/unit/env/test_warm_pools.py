@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,36 @@ def test_none_stays_idle_beside_those_at_work_when_memory_is_short(
     use(pools, "reach-v3")
     assert len(opened.tasks) == 3
     pools.close()
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "used", "cached", "short"),
+    [
+        (30, "max", 99, 0, False),
+        (19, "max", 0, 0, True),
+        (90, "1000", 700, 0, False),
+        (90, "1000", 900, 50, True),
+        (90, "1000", 900, 150, False),
+        (90, None, 0, 0, False),
+    ],
+)
+def test_memory_is_short_by_the_machine_or_by_the_containers_limit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    limit: str | None,
+    used: int,
+    cached: int,
+    short: bool,
+) -> None:
+    monkeypatch.setattr(warm_pools, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(warm_pools, "_CGROUP", tmp_path)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: {available} kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
+    assert warm_pools._short_of_memory() == short
 
 
 @pytest.mark.usefixtures("heavy")
