@@ -243,3 +243,27 @@ def test_an_export_leaves_out_what_only_rl_needs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         loaded.policy.act(data.features, data.state), made.policy.act(data.features, data.state)
     )
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spec", "begin"), [(policy_spec(), BEGIN), (GROOT, BEGIN), (GROOT, NOISE)])
+def test_a_policy_learns_to_do_what_is_rewarded(spec: PolicySpec, begin: RlBegin) -> None:
+    """Actions are rewarded for being near 1, which no policy does at first; clipped policy gradients on 25 updates."""
+    spec = msgspec.structs.replace(spec, normalization="none", statistics=None)
+    optimizer = OptimizerSpec(lr=1e-2 if spec.head == "oft" else 3e-3)
+    made = learner(spec, msgspec.structs.replace(begin, critic=None, values=1, optimizer=optimizer))
+    features, rng, rewards = batch(0).features[:1] * 32, np.random.default_rng(0), []
+    for update in range(25):
+        state = rng.standard_normal((32, 5)).astype(np.float32)
+        explored = made.policy.explore(features, state, seeds=range(32 * update, 32 * update + 32))
+        reward = -np.square(explored.actions - 1).sum((1, 2))
+        rewards.append(reward.mean())
+        advantage = torch.from_numpy((reward - reward.mean()) / reward.std())
+        before = torch.from_numpy(explored.log_prob).sum((1, 2))
+        for _ in range(2):
+            log_prob, _, _ = made.policy.evaluate(features, state, explored.sample)
+            ratio = (log_prob.sum((1, 2)) - before).exp()
+            made.apply(-torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean())
+    assert np.mean(rewards[-5:]) > 0.6 * np.mean(rewards[:5]), "rewards are negative: nearer to zero is better"
