@@ -57,7 +57,8 @@ from services.master.metering import NO_POLICY, Meter
 from services.master.ops import Op
 from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Policy
 from services.master.reports import Reports
 from services.master.roster import Roster
 from services.master.serving import Serving

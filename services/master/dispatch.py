@@ -19,7 +19,7 @@ from services.master.lanes import Counters
 from services.master.ops import Op
 from services.master.outbox import Outbox
 from services.master.outcomes import Outcomes
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.roster import Roster
 from services.master.trainees import Trainee
 from services.master.trainers import Item, Items, Trainer, Waiter

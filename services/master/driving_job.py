@@ -23,7 +23,7 @@ from services.master.job import Job, Tools, policy_key
 from services.master.ops import Op
 from services.master.outbox import refuse
 from services.master.plan import PlannedOp
-from services.master.policies import Policy
+from services.master.policy import Policy
 
 _LEAVES_A_HOLE = frozenset({ErrorCode.NON_FINITE, ErrorCode.POISON, ErrorCode.CONFLICT})
 """A step that was vetoed, set aside or given up changes nothing, and is a hole in the curve."""

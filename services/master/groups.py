@@ -13,7 +13,7 @@ from joynexus.wire.back import OpenSlot, TrainGroup, TrainItem
 from joynexus.wire.front import DatasetSamples
 from services.master.config import CoreConfig
 from services.master.ops import Op
-from services.master.policies import Policy, PolicyKey
+from services.master.policy import Policy, PolicyKey
 
 _BODY_BYTES = limits.MAX_BODY_BYTES // 2
 _ITEM_BYTES = 512

@@ -25,7 +25,8 @@ from services.master.limits import Limits, Pace
 from services.master.metering import Meter
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, not_saved, refuse
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Policy
 from services.master.training import Training
 
 TenantOp = ForwardBackward | OptimStep | Publish | SaveState | LoadState | LoadWeights

@@ -22,7 +22,8 @@ from services.master.holdings import Holdings
 from services.master.intake import Intake
 from services.master.metering import Meter
 from services.master.outbox import Outbox, refuse
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Policy
 from services.master.serving import Serving
 from services.master.tasks import EnvQueue
 from services.master.training import Training

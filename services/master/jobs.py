@@ -24,7 +24,7 @@ from services.master.job import Job, Tools, dataset_key, policy_key
 from services.master.ops import Op
 from services.master.outbox import not_found, not_saved, refuse
 from services.master.pipeline_job import PipelineJob
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.rl_job import RlJob
 from services.master.training_job import TrainingJob
 

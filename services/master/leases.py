@@ -13,7 +13,8 @@ from joynexus.wire import ErrorCode, JoyNexusError
 from joynexus.wire.front import AcquireLease, Done, Lease, ReleaseLease
 from services.master.events import FrontMessage
 from services.master.outbox import Outbox, not_saved, refuse
-from services.master.policies import Loop, Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Loop, Policy
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 3_600_000
 

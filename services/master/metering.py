@@ -19,7 +19,7 @@ from joynexus.wire.front import GetUsage, UsageLine, UsageReport
 from services.master.events import BlobServed, FrontMessage
 from services.master.holdings import Holdings
 from services.master.outbox import Outbox
-from services.master.policies import PolicyKey
+from services.master.policy import PolicyKey
 
 NO_POLICY = ""
 """The line of what belongs to no policy."""

@@ -24,7 +24,8 @@ from services.master.config import CoreConfig
 from services.master.events import FrontMessage
 from services.master.outbox import Outbox, refuse
 from services.master.placement import Place, best_mover, lopsided
-from services.master.policies import Policies, Policy, PolicyKey
+from services.master.policies import Policies
+from services.master.policy import Policy, PolicyKey
 from services.master.trainees import Trainee
 from services.master.trainers import Trainer
 

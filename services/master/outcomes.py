@@ -19,7 +19,8 @@ from services.master.holdings import Holdings
 from services.master.metering import Meter
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Policy
 
 
 class Outcomes:

@@ -16,7 +16,8 @@ from services.master.hosted import Hosts
 from services.master.jobs import Jobs
 from services.master.lanes import Counters
 from services.master.outbox import Outbox
-from services.master.policies import Policies, Policy
+from services.master.policies import Policies
+from services.master.policy import Policy
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.tasks import EnvQueue

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
-from services.master.policies import PolicyKey
+from services.master.policy import PolicyKey
 from services.master.trainees import Trainee
 
 Rank = tuple[int, float]

@@ -27,7 +27,7 @@ from services.master.job import Tools
 from services.master.ops import Op
 from services.master.outbox import refuse
 from services.master.plan import PlannedOp, RlPlan, compile_rl
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.rollouts import Rollouts, episodes_of, mean
 from services.master.tasks import EnvAnswer, Task, simulator_need, whoever_serves
 

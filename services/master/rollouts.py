@@ -22,7 +22,7 @@ from joynexus.wire.back import Collect, Rollout, RolloutDone
 from joynexus.wire.front import EpisodeResult
 from services.master.job import Job
 from services.master.plan import RlPlan, has_ended
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.tasks import EnvAnswer, Task, simulator_need
 from services.master.tickets import Tickets
 

@@ -17,7 +17,8 @@ from joynexus.wire.back import WeightsApplied, WeightsOffer, WeightsRefused
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
 from services.master.outbox import Outbox
-from services.master.policies import Policies, Policy, PolicyKey
+from services.master.policies import Policies
+from services.master.policy import Policy, PolicyKey
 from services.master.roster import Roster, Worker
 
 VersionKey = tuple[str, str, int]

@@ -11,7 +11,7 @@ from joynexus.wire.back import TrainKind
 from services.master.config import CoreConfig
 from services.master.ops import Op, OpState
 from services.master.placement import Smoothed
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.roster import Worker
 
 _FIRST_COST_S = 0.05

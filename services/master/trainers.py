@@ -13,7 +13,7 @@ from services.master.config import CoreConfig
 from services.master.lanes import Counters, Lanes
 from services.master.ops import Op
 from services.master.placement import Place, Smoothed
-from services.master.policies import PolicyKey
+from services.master.policy import PolicyKey
 from services.master.residency import Residency
 from services.master.roster import Worker
 from services.master.trainees import Trainee

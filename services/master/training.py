@@ -26,7 +26,8 @@ from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, refuse
 from services.master.outcomes import Outcomes
 from services.master.placement import choose
-from services.master.policies import Policies, Policy, PolicyKey
+from services.master.policies import Policies
+from services.master.policy import Policy, PolicyKey
 from services.master.roster import Roster, Worker
 from services.master.trainees import Trainee
 from services.master.trainers import Item, Items, Trainer

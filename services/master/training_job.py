@@ -26,7 +26,7 @@ from services.master.metering import NO_POLICY
 from services.master.ops import Op
 from services.master.outbox import refuse
 from services.master.plan import PlannedOp, TrainingPlan, compile_training
-from services.master.policies import Policy
+from services.master.policy import Policy
 from services.master.tasks import SAMPLER, EnvAnswer, Task
 
 _CURVE_POINTS = 50_000
