@@ -60,7 +60,7 @@ def rl(policy: str, **changes: object) -> RlSpec:
 def learn(client: Client, spec: RlSpec) -> list[UpdatePoint]:
     """Run a job to its end; return its learning curve."""
     job = client.submit(spec)
-    info = job.wait(progress=False, timeout_s=180)
+    info = job.wait(progress=False, timeout_s=240)
     assert (info.state, info.done, info.version) == ("succeeded", spec.updates, spec.updates + 1)
     points = job.updates
     assert [point.update for point in points] == list(range(spec.updates))
@@ -121,6 +121,7 @@ def test_asynchronous_ppo_stays_within_its_staleness(client: Client) -> None:
     assert max(point.staleness for point in points) <= 1
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["env", "inference", "trainer", "master"])
 def test_whoever_is_killed_the_curve_is_that_of_an_undisturbed_job(
     client: Client, cluster: LocalCluster, undisturbed: list[UpdatePoint], victim: str
@@ -128,11 +129,12 @@ def test_whoever_is_killed_the_curve_is_that_of_an_undisturbed_job(
     job = client.submit(rl(f"killed-{victim}"))
     until(lambda: job.info().done >= 1, seconds=90)
     strike(cluster, signal.SIGKILL, victim)
-    info = job.wait(progress=False, timeout_s=180)
+    info = job.wait(progress=False, timeout_s=240)
     assert info.state == "succeeded"
     assert numbers(job.updates) == numbers(undisturbed)
 
 
+@pytest.mark.timeout(400)  # health waits before it takes a worker that lives for wedged
 @pytest.mark.parametrize("victims", [("env", "inference", "trainer"), ("master",)], ids=["workers", "master"])
 def test_whoever_hangs_is_replaced_and_the_curve_is_that_of_an_undisturbed_job(
     client: Client, cluster: LocalCluster, undisturbed: list[UpdatePoint], victims: tuple[str, ...]
@@ -140,7 +142,7 @@ def test_whoever_hangs_is_replaced_and_the_curve_is_that_of_an_undisturbed_job(
     job = client.submit(rl(f"hung-{victims[0]}"))
     until(lambda: job.info().done >= 1)
     strike(cluster, signal.SIGSTOP, *victims)
-    info = job.wait(progress=False, timeout_s=180)
+    info = job.wait(progress=False, timeout_s=240)
     assert info.state == "succeeded"
     assert numbers(job.updates) == numbers(undisturbed)
 
