@@ -39,17 +39,15 @@ sys.meta_path.insert(0, OnlyTheWheel())
 """
 """What a machine is like on which `pip install joynexus` has run and nothing else; `site` runs it in each process."""
 
-BROKEN = """
+HANGS = """
 import time
-import numpy as np
 from point_mass import PointMass
 
-class Broken(PointMass):
+class Hangs(PointMass):
     def step_chunk(self, actions, **how):
-        {what}
+        time.sleep(600)
 
-def make_env():
-    return Broken()
+make_env = Hangs
 """
 
 
@@ -161,20 +159,20 @@ def test_evaluation_runs_on_the_tenants_machine_with_the_wheel_alone(client: Cli
 def test_killed_host_changes_no_episode(client: Client, policy: str, serve: Serve) -> None:
     serve("point_mass:make_env", "--name", "killed")
     served(client, "killed")
-    undisturbed = result_of(evaluate(client, "killed", episodes=40))
+    undisturbed = result_of(evaluate(client, "killed"))
     first = serve("point_mass:make_env", "--name", "killed")
     served(client, "killed", hosts=2)
-    job = evaluate(client, "killed", episodes=40)
+    job = evaluate(client, "killed")
     until(lambda: job.info().done > 0)
     first.kill()
-    assert job.info().done < 40
+    assert job.info().done < 20
     assert numbers(result_of(job)) == numbers(undisturbed)
 
 
 def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str, serve: Serve) -> None:
     host = serve("point_mass:make_env", "--name", "alone")
     served(client, "alone")
-    job = evaluate(client, "alone", episodes=60)
+    job = evaluate(client, "alone", episodes=30)
     until(lambda: job.info().done > 0)
     host.terminate()
     assert host.wait(20) == 0
@@ -182,7 +180,7 @@ def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str
     assert "Traceback" not in host.stderr.read()
     until(lambda: "start it with" in job.info().message)
     serve("point_mass:make_env", "--name", "alone", "--processes", "2")
-    assert [episode.seed for episode in result_of(job).results] == list(range(60))
+    assert [episode.seed for episode in result_of(job).results] == list(range(30))
 
 
 def test_policy_is_trained_on_the_tenants_machine(client: Client, serve: Serve) -> None:
@@ -215,31 +213,22 @@ def test_master_that_restarts_finds_its_hosts_again(
 ) -> None:
     serve("point_mass:make_env", "--name", "stays")
     served(client, "stays")
-    job = evaluate(client, "stays", episodes=40)
+    job = evaluate(client, "stays")
     until(lambda: job.info().done > 0)
     os.kill(cluster.running("master"), signal.SIGKILL)
-    assert [episode.seed for episode in result_of(job).results] == list(range(40))
+    assert [episode.seed for episode in result_of(job).results] == list(range(20))
 
 
-@pytest.mark.parametrize(
-    ("what", "sentence"),
-    [
-        ("raise ZeroDivisionError('no friction')", "failed to step: ZeroDivisionError: no friction"),
-        ("time.sleep(600)", "took longer than 1 s to step"),
-        ("import os; os._exit(3)", "died in a step"),
-        ("self._state[:] = np.nan; return super().step_chunk(actions)", "NaN or infinit"),
-    ],
-)
-def test_broken_environment_fails_its_job_with_a_sentence(
-    client: Client, policy: str, serve: Serve, tmp_path: Path, what: str, sentence: str
+def test_environment_that_hangs_fails_its_job_with_a_sentence_and_is_served_on(
+    client: Client, policy: str, serve: Serve, tmp_path: Path
 ) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN.format(what=what))
-    host = serve("broken:make_env", "--timeout", "1", "--environments", "1")
-    served(client, "broken")
-    job = evaluate(client, "broken", episodes=1)
-    with pytest.raises(JoyNexusError, match="own/broken: none of 1 episodes could be run: .*" + sentence):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    host = serve("hangs:make_env", "--timeout", "1", "--environments", "1")
+    served(client, "hangs")
+    job = evaluate(client, "hangs", episodes=1)
+    with pytest.raises(JoyNexusError, match=r"own/hangs: none of 1 episodes .* took longer than 1 s to step"):
         job.wait(progress=False, timeout_s=120)
-    assert host.poll() is None, "it serves on"
+    assert host.poll() is None
 
 
 def test_another_tenant_sees_and_gets_nothing(client: Client, cluster: LocalCluster, policy: str, serve: Serve) -> None:
@@ -266,22 +255,12 @@ def test_contract_that_differs_is_named(client: Client, policy: str, serve: Serv
     assert refused.value.code == "CONTRACT_MISMATCH"
 
 
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        ("no_such_module:make_env", "No module named 'no_such_module'"),
-        ("point_mass:make", "has no function 'make'"),
-        ("fails:make_env", "ZeroDivisionError: no physics"),
-    ],
-)
-def test_what_cannot_be_served_is_told_on_the_terminal(
-    cluster: LocalCluster, serve: Serve, tmp_path: Path, target: str, sentence: str
-) -> None:
+def test_what_cannot_be_served_is_told_on_the_terminal(cluster: LocalCluster, serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("def make_env():\n    raise ZeroDivisionError('no physics')\n")
-    host = serve(target)
+    host = serve("fails:make_env")
     assert host.wait(60) == 1
     assert host.stderr is not None
-    assert sentence in host.stderr.read().splitlines()[-1]
+    assert "ZeroDivisionError: no physics" in host.stderr.read().splitlines()[-1]
 
 
 def test_robots_key_may_not_serve(cluster: LocalCluster, serve: Serve) -> None:
