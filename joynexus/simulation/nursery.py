@@ -42,7 +42,7 @@ class Child:
 
     def join(self, timeout_s: float) -> bool:
         """Wait until it has ended; False if it still runs after the timeout."""
-        return bool(self._ended.poll(max(0.0, 1000.0 * timeout_s)))
+        return self._handle < 0 or bool(self._ended.poll(max(0.0, 1000.0 * timeout_s)))
 
     def kill(self) -> None:
         """End it by force, and return when it has ended."""
@@ -51,8 +51,10 @@ class Child:
         self._ended.poll()
 
     def close(self) -> None:
-        """Forget it."""
-        os.close(self._handle)
+        """Forget it, once it has ended."""
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1
 
 
 class Nursery:

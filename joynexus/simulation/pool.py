@@ -88,7 +88,14 @@ class SimulatorPool:
         deadlines = deadlines or Deadlines()
         count = min(processes, rows)
         shares = [len(range(first, rows, count)) for first in range(count)]
-        hosts = [WorkerProcess(task, options, share, make, preload, deadlines.make_s, recycling) for share in shares]
+        hosts: list[WorkerProcess] = []
+        try:
+            for share in shares:
+                host = WorkerProcess(task, options, share, make, preload, deadlines.make_s, recycling)
+                hosts.append(host)  # noqa: PERF401 - those that started must be known when a later one does not
+        except BaseException:
+            _end(hosts)
+            raise
         self._host(hosts, deadlines)
 
     def _host(self, processes: Sequence[WorkerProcess], deadlines: Deadlines) -> None:
@@ -186,10 +193,7 @@ class SimulatorPool:
 
     def close(self) -> None:
         """End all worker processes."""
-        for process in self._processes:
-            process.hang_up()
-        for process in self._processes:
-            process.kill(_CLOSE_S)
+        _end(self._processes)
 
     def __enter__(self) -> Self:
         return self
@@ -264,3 +268,10 @@ class SimulatorPool:
             )
         if problem is not None:
             raise problem
+
+
+def _end(processes: Sequence[WorkerProcess]) -> None:
+    for process in processes:
+        process.hang_up()
+    for process in processes:
+        process.kill(_CLOSE_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joynexus.simulation import nursery
+from joynexus.simulation import nursery, process
 from joynexus.simulation.interface import SimObservation, SimulatorError, StepResult
 from joynexus.simulation.pool import Deadlines, Lost, SimulatorPool
 from joynexus.simulation.process import Recycling
@@ -151,6 +151,23 @@ def test_the_process_that_forks_workers_may_die_or_hang_too(end: signal.Signals)
         assert isinstance(pool.reset({0: 1})[0], SimObservation)
         assert parent_of(pool.pids[0]) not in (parent, os.getpid())
         wait_until_gone((parent,))
+
+
+def test_a_pool_closes_also_when_no_process_can_be_started_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counting(rows=2, processes=2) as pool:
+        pool.reset({0: fakes.DIES, 1: 1})
+        pids = pool.pids
+
+        def refuse(*_: object) -> None:
+            raise SimulatorError("no process can be started")
+
+        monkeypatch.setattr(process, "start_worker", refuse)
+        with pytest.raises(SimulatorError, match="no process can be started"):
+            pool.step({0: ONES, 1: ONES})
+        with pytest.raises(SimulatorError, match="no process can be started"):
+            SimulatorPool(fakes.TASK, 1, make=fakes.make_counting)
+        pool.close()
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_rows_of_pools_that_are_joined_keep_their_processes_and_episodes() -> None:
