@@ -92,7 +92,7 @@ class SimulatorPool:
         try:
             for share in shares:
                 host = WorkerProcess(task, options, share, make, preload, deadlines.make_s, recycling)
-                hosts.append(host)  # noqa: PERF401 - those that started must be known when a later one does not
+                hosts.append(host)
         except BaseException:
             _end(hosts)
             raise
