@@ -29,7 +29,7 @@ class EpochResult:
     Attributes:
         metrics: see docs/reinforcement-learning.md.
         steps: optimizer steps taken.
-        vetoed: minibatches that were skipped because their loss or gradient was not finite.
+        vetoed: minibatches that were skipped: their loss or gradient was not finite, or the head refused a sample.
     """
 
     metrics: dict[str, float]
@@ -74,15 +74,19 @@ def run_epoch(
         advance: called after each minibatch.
 
     Raises:
-        ValueError: if the samples cannot be this policy's.
+        ValueError: if no minibatch's samples can be this policy's; then nothing changed.
     """
     algorithm = epoch.algorithm
     random = torch.Generator().manual_seed(derived_seed(epoch.seed, "order", epoch.update, epoch.epoch))
     order = torch.randperm(len(features), generator=random)
     taken: list[dict[str, float]] = []
-    vetoed, stopped = 0, False
+    vetoed, stopped, refusal = 0, False, None
     for rows in _split(order, algorithm.minibatch):
-        loss, measured = _loss(learner.policy, experience, features, epoch, reference, rows)
+        try:
+            loss, measured = _loss(learner.policy, experience, features, epoch, reference, rows)
+        except ValueError as error:  # steps before it are taken already
+            vetoed, refusal = vetoed + 1, error
+            continue
         if algorithm.target_kl and measured["approx_kl"] > algorithm.target_kl:
             stopped = True
             break
@@ -92,6 +96,8 @@ def run_epoch(
             vetoed += 1
         else:
             taken.append(measured | {"grad_norm": step["grad_norm"], "lr": step["lr"]})
+    if refusal is not None and not taken:
+        raise refusal
     metrics = _averages(taken) | {
         "explained_variance": experience.explained_variance,
         "steps": float(len(taken)),

@@ -283,6 +283,20 @@ def test_minibatches_that_are_not_finite_are_skipped_and_counted(tmp_path: Path)
     assert all(torch.isfinite(tensor).all() for tensor in state(loop).values())
 
 
+def test_a_sample_that_the_head_refuses_costs_its_minibatch_and_no_other(tmp_path: Path) -> None:
+    loop = begun(
+        Bench(tmp_path),
+        PpoSpec(minibatch=4, epochs=1),
+        head="groot",
+        head_config={"width": 16, "layers": 1, "heads": 2},
+    )
+    page = unpack(loop.bench.blobs.path(rolled(loop)[0]).read_bytes())
+    page.sample[3, -1] = 99.0  # a step that the integration does not have
+    metrics = loop.op("rl_epoch", rl=loop.epoch(0, 0, rolled(loop, sample=page.sample))).result.metrics
+    assert metrics["vetoed"] == 1.0
+    assert metrics["steps"] == -(-metrics["decisions"] // 4) - 1
+
+
 @pytest.mark.parametrize("limit", [0.0, 2.0], ids=["synchronous", "asynchronous"])
 def test_an_epoch_of_which_nothing_is_finite_fails_and_changes_nothing(tmp_path: Path, limit: float) -> None:
     loop = begun(Bench(tmp_path))
