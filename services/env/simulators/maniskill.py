@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -99,7 +99,6 @@ class ManiSkill:
         blind = not (self._task.cameras if options.cameras is None else options.cameras)
         sizes = {camera.name: _size(camera) for camera in options.cameras or ()}
         self._env = env = _make(task, "state_dict" if blind else "rgb", sizes)
-        self._draw_all = env._get_obs_sensor_data
         env._get_obs_sensor_data = lambda *_, **__: {}  # steps draw nothing, …
         env.get_sensor_params = dict  # … and do not tell where cameras stand
         own = tuple(Camera(name=n, height=s.config.height, width=s.config.width) for n, s in env._sensors.items())
@@ -157,9 +156,19 @@ class ManiSkill:
         state = np.concatenate([values for _, values in _leaves(raw)])
         if not (render and self.contract.cameras):
             return SimObservation(state, ())
-        views = self._draw_all()
-        images = [_turn(views[camera.name]["rgb"][0].numpy(), camera) for camera in self.contract.cameras]
-        return SimObservation(state, tuple(images))
+        pictures = self._draw([self._env._sensors[camera.name] for camera in self.contract.cameras])
+        views = zip(pictures, self.contract.cameras, strict=True)
+        return SimObservation(state, tuple(_turn(picture, camera) for picture, camera in views))
+
+    def _draw(self, sensors: Sequence[Any]) -> list[Picture]:
+        """Draw what these sensors see now, without the marks that ManiSkill hides from policies."""
+        for thing in self._env._hidden_objects:
+            thing.hide_visual()
+        self._env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
+        for sensor in sensors:
+            sensor.capture()
+        colours = {"rgb": True, "depth": False, "position": False, "segmentation": False}
+        return [sensor.get_obs(**colours)["rgb"][0].cpu().numpy() for sensor in sensors]
 
     def _draw_frame(self) -> Picture:
         """Draw the first camera larger, with a sensor that is made when it is first asked for in a scene."""
@@ -174,12 +183,7 @@ class ManiSkill:
                 sensor.config, uid="video", height=height, width=width, mount=sensor.entity, entity_uid=None
             )
             self._video = env.scene, Sensor(config, env.scene)
-        sensor = self._video[1]
-        for thing in env._hidden_objects:
-            thing.hide_visual()
-        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
-        sensor.capture()
-        picture = sensor.get_obs(rgb=True, depth=False, position=False, segmentation=False)["rgb"][0].numpy()
+        (picture,) = self._draw([self._video[1]])
         return _turn(picture, first)
 
     def _split(self, action: npt.NDArray[np.float32]) -> Any:
