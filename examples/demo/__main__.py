@@ -1,7 +1,7 @@
-"""`python -m examples.demo`: a cluster in `runs/demo/cluster`, two policies, one table.
+"""`python -m examples.demo [--full]`: a cluster in `runs/demo/cluster`, several tenants at once, one table.
 
-In: nothing. Out: `runs/demo` with data sets, curves, a video and `summary.json`; exit code 1 if a policy is not good.
-Never: a process left behind.
+In: nothing. Out: `runs/demo` with data sets, curves, a video and `summary.json`; exit code 1 if a result is not as good
+as it should be. Never: a process left behind.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ import argparse
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
 import joynexus
-from examples.demo import report, stages
+from examples.demo import report, tenants
 from joynexus import launch
-
-GOOD, BAD = 0.9, 0.1
+from joynexus.keyring import Keyring
+from joynexus.local import LocalCluster
 
 
 def main() -> int:
     """Run the demo; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--episodes", type=int, default=50, help="of the evaluation of each trained policy")
-    parser.add_argument("--untrained-episodes", type=int, default=20, help="and of the untrained one")
+    parser.add_argument("--full", action="store_true", help="also GRPO from a weak clone, and a ManiSkill task")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     warnings.filterwarnings("ignore", module="metaworld")  # its experts ask for more than the arm can do, as always
-    console, start = Console(width=None if sys.stdout.isatty() else 140), time.monotonic()
+    console, start = Console(width=None if sys.stdout.isatty() else 150), time.monotonic()
 
     def say(line: str) -> None:
         console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {line}", highlight=False)
@@ -46,52 +46,74 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        outcomes = run(folder, cluster, arguments.episodes, arguments.untrained_episodes, say)
-    except (ValueError, joynexus.JoyNexusError) as error:
+        found = run(folder, cluster, say, full=arguments.full)
+    except (ValueError, RuntimeError, joynexus.JoyNexusError) as error:
         console.print(f"[red]the demo failed:[/red] {error} (logs: {cluster / 'run'})", highlight=False)
         return 1
     finally:
         launch.down(cluster)
     seconds = time.monotonic() - start
     say("the cluster is down")
-    report.print_table(outcomes, console)
-    report.draw_curves(outcomes, folder / "curves.png")
-    report.write_summary(outcomes, seconds, folder / "summary.json")
-    videos = [str(path) for outcome in outcomes for path in outcome.videos]
-    console.print(f"{seconds:.0f} s. {folder / 'curves.png'}, {folder / 'summary.json'}, {', '.join(videos)}")
-    weak = [o.task.name for o in outcomes if o.trained.success < GOOD or o.untrained.success > BAD]
-    if weak:
-        console.print(f"[red]not good enough:[/red] {', '.join(weak)} (trained ≥ {GOOD:.0%}, untrained ≤ {BAD:.0%})")
-    return int(bool(weak))
+    report.print_table(found, console)
+    report.draw_curves(found, folder / "curves.png")
+    report.write_summary(found, seconds, folder / "summary.json")
+    videos = [str(path) for path in found.videos]
+    console.print(f"{seconds:.0f} s. {', '.join([str(folder / 'curves.png'), str(folder / 'summary.json'), *videos])}")
+    for sentence in found.short:
+        console.print(f"[red]not good enough:[/red] {sentence}")
+    return int(bool(found.short))
 
 
-def run(folder: Path, cluster: Path, episodes: int, untrained_episodes: int, say: stages.Say) -> list[stages.Outcome]:
-    """Record, train and evaluate all tasks; each goes on in the cluster while the next is recorded."""
-    options = launch.Options(backbone=stages.BACKBONE, simulator_processes=2)
-    with ThreadPoolExecutor(len(stages.TASKS) + 1) as pool:
-        starting = pool.submit(launch.up, cluster, options, lambda line: say(f"cluster: {line}"))
+def run(folder: Path, cluster: Path, say: tenants.Say, *, full: bool) -> tenants.Found:
+    """Bring a cluster up, and let all tenants do their work on it at the same time."""
+    local = launch.up(
+        cluster, launch.Options(backbone=tenants.BACKBONE, simulator_processes=2), lambda line: say(f"cluster: {line}")
+    )
+    data, given, was_given = folder / "datasets", [], threading.Event()
 
-        def rest(task: stages.Task, recorded: Path) -> stages.Outcome:
-            local = starting.result()
-            with joynexus.connect(local.client_file) as client:
-                return stages.train_and_evaluate(
-                    client, task, recorded, folder / "videos", say,
-                    untrained_episodes=untrained_episodes, episodes=episodes,
-                )  # fmt: skip
+    def give(exported: Path) -> None:
+        given.append(exported)
+        was_given.set()
 
-        running: list[Future[stages.Outcome]] = []
-        try:
-            for task in stages.TASKS:
-                recorded = folder / "datasets" / task.name
-                stages.record(task, recorded, say)
-                running.append(pool.submit(rest, task, recorded))
-                waited_for: list[Future[Any]] = [starting, *running]
-                if any(future.done() and future.exception() for future in waited_for):
-                    break  # no need to record more
-            return [future.result() for future in running]
-        except BaseException:
-            launch.down(cluster)  # so that the threads that wait for it end
-            raise
+    def judge(client: joynexus.Client) -> tenants.Found:
+        was_given.wait()
+        return tenants.judge(client, given[0], say) if given else tenants.Found()
+
+    work: dict[str, Callable[[joynexus.Client], tenants.Found]] = {
+        "imitation": lambda client: tenants.imitate(client, data, say, give),
+        "reinforcement": lambda client: tenants.reinforce(client, say),
+        "judgement": judge,
+    }
+    if full:
+        work["improvement"] = lambda client: tenants.improve(client, data, say)
+        work["manipulation"] = lambda client: tenants.manipulate(client, data, say)
+    with ThreadPoolExecutor(len(work)) as pool:
+        running = [pool.submit(as_tenant, local, name, each) for name, each in work.items()]
+        done, others = wait(running, return_when=FIRST_EXCEPTION)
+        if others:  # one has failed
+            was_given.set()
+            launch.down(cluster)  # so that the threads of the others end
+            for each in done:
+                each.result()
+        return merge([each.result() for each in running])
+
+
+def as_tenant(local: LocalCluster, name: str, work: Callable[[joynexus.Client], tenants.Found]) -> tenants.Found:
+    """Give a tenant a key, as an operator does, and let it work."""
+    with joynexus.connect(Keyring(local.keys).issue(name, tenant=name)) as client:
+        return work(client)
+
+
+def merge(parts: list[tenants.Found]) -> tenants.Found:
+    """Put together what the tenants found."""
+    whole = tenants.Found()
+    for part in parts:
+        whole.measured += part.measured
+        whole.losses |= part.losses
+        whole.updates |= part.updates
+        whole.videos += part.videos
+        whole.short += part.short
+    return whole
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

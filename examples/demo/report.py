@@ -1,96 +1,105 @@
 """The demo's results: a table, curves, a summary for machines.
 
-In: outcomes. Out: text on standard output, `curves.png`, `summary.json`. Never: a number that is not in an outcome.
+In: what the tenants found. Out: text on standard output, `curves.png`, `summary.json`. Never: a number that is not in
+what they found.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.stages import Outcome
+from examples.demo.tenants import Found, Measured
 from joynexus.wire.front import EvaluationResult
 
 
-def print_table(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print the figures of all tasks."""
+def print_table(found: Found, console: Console) -> None:
+    """Print the figures of all tenants."""
     table = Table(title="Success in the simulator, with 95 % intervals", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("policy", "task", "untrained", "trained", "steps", "train", "evaluate", "forwards/sample", "versions"):
-        table.add_column(name, justify="left" if name in ("policy", "task") else "right")
-    for outcome in outcomes:
+    for name in ("tenant", "how", "task", "before", "after", "training", "forwards/samples"):
+        left = name in ("tenant", "how", "task")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="fold")
+    for line in found.measured:
         table.add_row(
-            f"{outcome.task.name} ({outcome.head})",
-            outcome.task.env,
-            _rate(outcome.untrained),
-            _rate(outcome.trained),
-            str(outcome.task.steps),
-            f"{outcome.train_s:.0f} s",
-            f"{outcome.evaluate_s:.0f} s",
-            f"{outcome.backbone_forwards_per_sample:.2f}",
-            f"{outcome.untrained.version} → {outcome.trained.version}",
+            line.tenant,
+            line.how,
+            line.env,
+            _rate(line.before),
+            _rate(line.after),
+            f"{line.seconds:.0f} s" if line.seconds else "-",
+            f"{line.forwards}/{line.samples}" if line.samples else "-",
         )
     console.print(table)
 
 
-def _rate(result: EvaluationResult) -> str:
-    return f"{result.successes}/{result.episodes} ({100 * result.low:.0f} to {100 * result.high:.0f} %)"
+def _rate(result: EvaluationResult | None) -> str:
+    if result is None:
+        return "-"
+    return f"{result.successes}/{result.episodes} ({100 * result.low:.0f}-{100 * result.high:.0f} %)"
 
 
-def draw_curves(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw loss curves and success rates."""
+def draw_curves(found: Found, path: Path) -> None:
+    """Draw loss curves, learning curves and success rates."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for outcome in outcomes:
-        left.plot(range(1, len(outcome.losses) + 1), outcome.losses, linewidth=0.8, label=outcome.task.name)
-    left.set(xlabel="optimizer step", ylabel="L1 loss (normalised actions)", yscale="log", title="Training")
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    for name, losses in found.losses.items():
+        left.plot(range(1, len(losses) + 1), losses, linewidth=0.8, label=name)
+    left.set(xlabel="optimizer step", ylabel="L1 loss (normalised actions)", yscale="log", title="Imitation")
     left.legend()
-    for index, outcome in enumerate(outcomes):
-        for shift, result, color in ((-0.2, outcome.untrained, "0.75"), (0.2, outcome.trained, f"C{index}")):
-            errors = [[result.success - result.low], [result.high - result.success]]
-            right.bar(index + shift, result.success, 0.36, yerr=errors, capsize=4, color=color)
-    right.set_xticks(range(len(outcomes)), [outcome.task.name for outcome in outcomes])
-    right.set(ylabel="success", ylim=(0, 1.05), title="Success, untrained and trained (95 %)")
+    for name, updates in found.updates.items():
+        middle.plot([point.update + 1 for point in updates], [point.success for point in updates], label=name)
+    middle.set(xlabel="update", ylabel="success of its episodes", ylim=(0, 1.05), title="Reinforcement")
+    middle.legend()
+    for index, line in enumerate(found.measured):
+        for shift, result, color in ((-0.2, line.before, "0.75"), (0.2, line.after, f"C{index}")):
+            if result is not None:
+                errors = [[result.success - result.low], [result.high - result.success]]
+                right.bar(index + shift, result.success, 0.36, yerr=errors, capsize=4, color=color)
+    names = [f"{line.tenant}\n{line.env.partition('/')[2]}" for line in found.measured]
+    right.set_xticks(range(len(names)), names, fontsize=7)
+    right.set(ylabel="success", ylim=(0, 1.05), title="Success, before and after (95 %)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def write_summary(outcomes: Sequence[Outcome], seconds: float, path: Path) -> None:
+def write_summary(found: Found, seconds: float, path: Path) -> None:
     """Write the figures as JSON."""
-    policies = [
-        {
-            "name": outcome.task.name,
-            "head": outcome.head,
-            "backbone": outcome.backbone,
-            "task": outcome.task.env,
-            "success": outcome.trained.success,
-            "success_low": outcome.trained.low,
-            "success_high": outcome.trained.high,
-            "success_untrained": outcome.untrained.success,
-            "episodes": outcome.trained.episodes,
-            "episodes_untrained": outcome.untrained.episodes,
-            "version": outcome.trained.version,
-            "version_untrained": outcome.untrained.version,
-            "steps": outcome.task.steps,
-            "demonstrations": outcome.task.demonstrations,
-            "dataset_steps": outcome.dataset_steps,
-            "samples": outcome.samples,
-            "backbone_forwards": outcome.backbone_forwards,
-            "backbone_forwards_per_sample": outcome.backbone_forwards_per_sample,
-            "final_loss": outcome.losses[-1],
-            "train_seconds": outcome.train_s,
-            "evaluate_seconds": outcome.evaluate_s,
-            "contract": outcome.trained.contract_digest,
-            "software": outcome.trained.software,
-        }
-        for outcome in outcomes
-    ]
-    path.write_text(json.dumps({"policies": policies, "seconds": seconds}, indent=2) + "\n")
+    summary = {
+        "seconds": seconds,
+        "policies": [_line(line) for line in found.measured],
+        "learning": {name: msgspec.to_builtins(updates) for name, updates in found.updates.items()},
+        "final_losses": {name: losses[-1] for name, losses in found.losses.items()},
+        "not_good_enough": found.short,
+    }
+    path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _line(line: Measured) -> dict[str, object]:
+    return {
+        "tenant": line.tenant,
+        "how": line.how,
+        "task": line.env,
+        "before": _numbers(line.before),
+        "after": _numbers(line.after),
+        "training_seconds": line.seconds,
+        "backbone_forwards": line.forwards,
+        "samples": line.samples,
+        "contract": line.after.contract_digest,
+        "software": line.after.software,
+    }
+
+
+def _numbers(result: EvaluationResult | None) -> dict[str, object] | None:
+    if result is None:
+        return None
+    names = ("version", "successes", "episodes", "success", "low", "high", "mean_steps", "mean_reward", "failures")
+    return {name: getattr(result, name) for name in names}

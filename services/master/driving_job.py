@@ -314,9 +314,18 @@ class DrivingJob(Job):
         return op if op is not None and op.record.job == self.id and op.told and is_outcome(op) else None
 
 
+def to_be_created(policy: Policy | None, create: Recipe) -> bool:
+    """Tell whether a job makes its policy: there is none, or nobody could ever use the one there is (a wrong size)."""
+    return policy is None or (policy.never_opened and _difference(policy, create) is not None)
+
+
+def _difference(policy: Policy, create: Recipe) -> str | None:
+    return None if create == type(create)() else recipe_difference(policy.spec, create)
+
+
 def check_recipe(policy: Policy, create: Recipe) -> None:
     """Refuse to train a policy that exists with another recipe; a `create` that says nothing takes it as it is."""
-    difference = None if create == type(create)() else recipe_difference(policy.spec, create)
+    difference = _difference(policy, create)
     if difference is not None:
         raise refuse(
             ErrorCode.CONFLICT,

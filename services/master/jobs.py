@@ -17,7 +17,7 @@ from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
 from services.master.checks import check_job
-from services.master.driving_job import DrivingJob, check_recipe
+from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
 from services.master.job import Job, Tools, dataset_key, policy_key
@@ -227,7 +227,9 @@ class Jobs:
                 if isinstance(spec, SftSpec):
                     self._check_dataset(tenant, spec.dataset)
                 policy = self._tools.policies.find(tenant, spec.policy)
-                if policy is None or policy.never_opened:
+                if trained and spec.create == type(spec.create)():
+                    return  # by then it is there, as the job before makes it
+                if policy is None or to_be_created(policy, spec.create):
                     self._tools.policies.check_module(spec.create.backbone, spec.create.head)
                 elif not trained:
                     check_recipe(policy, spec.create)

@@ -19,9 +19,8 @@ from joynexus.specs import PolicySpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, SimulatorDescribed
 from joynexus.wire.front import JobInfo, UpdatePoint
-from services.master.checks import recipe_difference
 from services.master.curve import LearningCurve, is_outcome
-from services.master.driving_job import DrivingJob, check_recipe
+from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import missing_inference
 from services.master.job import Tools
 from services.master.ops import Op
@@ -96,7 +95,7 @@ class RlJob(DrivingJob):
     def _start(self) -> None:
         policy = self.tools.policies.find(self.tenant, self.spec.policy)
         create = self.spec.create
-        if policy is None or (policy.never_opened and recipe_difference(policy.spec, create) is not None):
+        if policy is None or to_be_created(policy, create):
             if self._described is None:
                 self._describe_simulator()
             else:

@@ -17,9 +17,8 @@ from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import IndicesDrawn, SampleIndices
 from joynexus.wire.front import JobInfo
 from services.master.catalog import contract_of
-from services.master.checks import recipe_difference
 from services.master.curve import LossCurve, is_outcome
-from services.master.driving_job import DrivingJob, check_recipe
+from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.intake import feature_scope
 from services.master.job import Tools, mismatch
 from services.master.metering import NO_POLICY
@@ -78,7 +77,7 @@ class TrainingJob(DrivingJob):
                 f"episodes: hold out at most {found.episodes - 1}",
             )
         policy = self.tools.policies.find(self.tenant, spec.policy)
-        if policy is None or (policy.never_opened and recipe_difference(policy.spec, spec.create) is not None):
+        if policy is None or to_be_created(policy, spec.create):
             self._create(self._make_spec(found))
             return
         check_recipe(policy, spec.create)

@@ -75,10 +75,10 @@ def info(world: World, job: str, *, since: int = 0, tenant: str = "a") -> JobInf
 class Cluster:
     """One worker of each kind."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, backbone: str = "lite") -> None:
         self.world = world
-        self.trainer = FakeTrainer(world, new_incarnation(), key="trainer")
-        self.inference = FakeInference(world, new_incarnation(), key="inference")
+        self.trainer = FakeTrainer(world, new_incarnation(), key="trainer", backbone_name=backbone)
+        self.inference = FakeInference(world, new_incarnation(), key="inference", backbone_name=backbone)
         self.env = FakeEnv(world, new_incarnation(), key="env")
 
     def run(self) -> None:
@@ -271,6 +271,7 @@ def test_a_create_that_says_nothing_takes_the_policy_as_it_is(world: World) -> N
     job = submit(world, sft())
     cluster.run()
     assert info(world, job.job).state == "succeeded"
+    assert world.ask(GetPolicy(policy="p"), PolicyInfo).spec.chunk == 3
 
 
 def test_a_policy_that_does_not_fit_the_data_is_refused_with_the_field(world: World) -> None:

@@ -190,6 +190,15 @@ def test_a_later_stage_may_name_no_recipe_of_its_own(world: World) -> None:
     assert info(world, job.job).state == "succeeded"
 
 
+def test_a_stage_without_a_recipe_takes_the_policy_of_the_one_before_it_also_on_another_backbone(world: World) -> None:
+    cluster = Cluster(world, backbone="tiny")
+    push(world)
+    job = submit(world, pipeline(sft(steps=5, create=SftPolicy(backbone="tiny")), rl(updates=1)))
+    cluster.run()
+    assert info(world, job.job).state == "succeeded"
+    assert world.ask(GetPolicy(policy="p"), PolicyInfo).spec.backbone == "tiny"
+
+
 # Evaluations over several tasks
 
 
