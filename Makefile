@@ -12,8 +12,8 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo-full install install-simulators system-packages demo demo-full test test-simulators lint format bench bench-tenants soak \
-  up down clean
+.PHONY: help install install-simulators system-packages demo demo-full test test-simulators lint format bench \
+  bench-tenants soak up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
