@@ -70,7 +70,8 @@ class Learner:
 
     Attributes:
         policy: the policy that is trained.
-        optimizer: settings in force: those of the policy's spec, or since `begin_rl` those of the RL job.
+        from_rewards: whether steps learn from rewards: since `begin_rl`, until a step on samples.
+        optimizer: settings in force: those of the policy's spec, or while steps learn from rewards those of the RL job.
         step: optimizer steps applied with them so far.
         pending: forward_backwards since the last step.
     """
@@ -86,7 +87,7 @@ class Learner:
     def _start(self, *, rl: bool) -> None:
         """Begin the optimizer anew, for samples or for rewards."""
         policy = self.policy
-        self._from_rewards = rl
+        self.from_rewards = rl
         self.optimizer = policy.rl.optimizer if rl and policy.rl is not None else policy.spec.optimizer
         self._named = self._parameters(rl=rl)
         self._moments: dict[str, dict[str, Tensor]] = {}  # by parameter; none before the first step
@@ -102,10 +103,8 @@ class Learner:
     ) -> LossMetrics:
         """Add the gradient of one op's mean loss; see `Policy.loss` for shapes and errors.
 
-        A loss that is not finite adds nothing and vetoes the coming step. After RL the spec's optimizer begins anew.
+        A loss that is not finite adds nothing and vetoes the coming step.
         """
-        if self._from_rewards:
-            self._start(rl=False)
         loss = self.policy.loss(features, state, action, action_mask, draw=draw)
         value = float(loss.detach())
         vetoed = not math.isfinite(value)
@@ -123,14 +122,20 @@ class Learner:
         self.pending, self._vetoed = 0, False
 
     def optim_step(self) -> StepMetrics:
-        """Clip, step and clear the gradients.
+        """Clip, step and clear the gradients. The first step after `begin_rl` begins the spec's optimizer anew.
 
         Raises:
             ValueError: if there was no `forward_backward` since the last step.
         """
         if not self.pending:
             raise ValueError("optim_step has no gradient to apply: call forward_backward first")
-        return self._apply()
+        before = self.from_rewards, self.optimizer, self._named, self._moments, self.step
+        if self.from_rewards:
+            self._start(rl=False)
+        metrics = self._apply()
+        if metrics["skipped"]:  # a step that changed nothing must not cost the moments of rewards
+            self.from_rewards, self.optimizer, self._named, self._moments, self.step = before
+        return metrics
 
     def begin_rl(self, begin: RlBegin) -> None:
         """Make the policy ready to learn from rewards, see `Policy.begin_rl`, with an optimizer that starts anew.
@@ -148,11 +153,14 @@ class Learner:
     def apply(self, loss: Tensor) -> StepMetrics:
         """Take one step down a loss made of what `Policy.evaluate` returned; one that is not finite is skipped.
 
+        Gradients that wait for a step are dropped.
+
         Raises:
-            ValueError: if `begin_rl` did not come first, or samples were learned from since.
+            ValueError: if `begin_rl` did not come first, or a step on samples was taken since.
         """
-        if not self._from_rewards:
+        if not self.from_rewards:
             raise ValueError("the policy is not ready to learn from rewards: rl_begin comes first")
+        self.discard()
         self._vetoed = not bool(torch.isfinite(loss.detach()))
         if not self._vetoed:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -188,7 +196,7 @@ class Learner:
         return tensors, {
             "step": self.step,
             "rl": None if rl is None else msgspec.to_builtins(rl),
-            "from_rewards": self._from_rewards,
+            "from_rewards": self.from_rewards,
         }
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -223,7 +223,7 @@ class Slot:
                 `NON_FINITE` if every minibatch was vetoed; then nothing changed.
         """
         begun, needed = self.trained.rl, values_of(epoch.algorithm, self.spec.chunk)
-        if begun is None:
+        if begun is None or not self._learner.from_rewards:
             raise refused(ErrorCode.INVALID, "the policy is not ready to learn from rewards: send rl_begin first")
         if needed and (begun.critic is None or begun.values != needed):
             has = "none" if begun.critic is None else str(begun.values)

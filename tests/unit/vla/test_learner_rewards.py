@@ -168,6 +168,41 @@ def test_samples_after_rewards_use_the_specs_optimizer_from_the_beginning() -> N
     train(made, range(2))
 
 
+@pytest.mark.parametrize("broken", ["samples", "loss", "gradient"])
+def test_samples_that_lead_to_no_step_cost_rewards_neither_their_moments_nor_their_turn(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, untouched = learner(), learner()
+    train(made, range(3))
+    train(untouched, range(3))
+    features, state, action, mask = batch(9).arguments()
+    if broken == "samples":
+        with pytest.raises(ValueError, match="False everywhere"):
+            made.forward_backward(features, state, action, np.zeros_like(mask))
+    else:
+        if broken == "gradient":
+            honest = made.policy.loss
+            monkeypatch.setattr(
+                made.policy, "loss", lambda *given, **also: (root := honest(*given, **also) * 0).sqrt() + root
+            )
+        else:
+            action = np.full_like(action, np.nan)
+        assert made.forward_backward(features, state, action, mask)["vetoed"] == (broken == "loss")
+        assert made.optim_step()["skipped"]
+    assert made.from_rewards
+    assert equal(made, untouched)
+    assert train(made, [3]) == train(untouched, [3])
+    assert equal(made, untouched)
+
+
+def test_gradients_that_wait_do_not_enter_a_step_on_rewards() -> None:
+    made, untouched = learner(), learner()
+    made.forward_backward(*batch(9).arguments())
+    assert train(made, range(2)) == train(untouched, range(2))
+    assert equal(made, untouched)
+    assert made.pending == 0
+
+
 def test_the_value_head_takes_the_policys_rate_unless_it_has_its_own() -> None:
     slow, fast = learner(begin=msgspec.structs.replace(BEGIN, critic=CriticSpec(width=16))), learner()
     for made in (slow, fast):
