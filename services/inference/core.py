@@ -167,17 +167,17 @@ def _actions(request: _Request, packer: ArrayPacker) -> tuple[Array, Exploration
     """Let the policy act, or explore, and pack what it returns.
 
     Raises:
-        JoyNexusError: `NON_FINITE` if that is not finite, or as `Need.features`.
+        JoyNexusError: as `_check_returned` and `Need.features`.
         ForwardFailed, ValueError: as `Need.features` and `Policy.act`.
     """
     policy, features, state = request.served.policy, request.need.features(), request.state
     seeds = request.act.seeds or [0] * len(state)
     if not request.act.explore:
         actions = policy.act(features, state, seeds=seeds)
-        _check_finite(actions)
+        _check_returned(actions=actions)
         return packer.add(actions), None
     explored = policy.explore(features, state, seeds=seeds)
-    _check_finite(*explored)
+    _check_returned(**explored._asdict())
     return packer.add(explored.actions), Exploration(
         sample=packer.add(explored.sample),
         log_prob=packer.add(explored.log_prob),
@@ -186,10 +186,20 @@ def _actions(request: _Request, packer: ArrayPacker) -> tuple[Array, Exploration
     )
 
 
-def _check_finite(*arrays: npt.NDArray[np.float32]) -> None:
-    if not all(np.isfinite(array).all() for array in arrays):
-        sentence = "the policy's actions are not finite: use an earlier version"
-        raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
+def _check_returned(**returned: npt.NDArray[np.float32]) -> None:
+    """Refuse what must not leave, by name.
+
+    Raises:
+        JoyNexusError: `NON_FINITE`, or `TOO_LARGE` for what the master would cut the connection of all tenants for.
+    """
+    most = limits.MAX_CONTROL_FRAME_BYTES
+    for name, array in returned.items():
+        if array.nbytes > most:
+            sentence = f"'{name}' of the answer has {array.nbytes} bytes, at most {most} fit: ask for fewer rows"
+            raise JoyNexusError(failure(ErrorCode.TOO_LARGE, sentence))
+        if not np.isfinite(array).all():
+            sentence = f"'{name}' of what the policy returned is not finite: use an earlier version"
+            raise JoyNexusError(failure(ErrorCode.NON_FINITE, sentence))
 
 
 def _note_fault(item: PredictItem) -> Failure:

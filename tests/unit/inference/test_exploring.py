@@ -11,7 +11,7 @@ import pytest
 
 from joynexus.specs import CriticSpec, ExplorationSpec, OptimizerSpec
 from joynexus.vla.policy import Policy
-from joynexus.wire import ErrorCode, rebuild
+from joynexus.wire import ErrorCode, limits, rebuild
 from joynexus.wire.back import Predicted, RlBegin
 from tests.unit.inference.desk import Desk, Request
 from tests.unit.workers import CHUNK, Arrays, MemoryStore, NoiseBackbone, spec
@@ -134,6 +134,20 @@ def test_exploring_without_pictures_takes_one_forward_in_all(desk: Desk) -> None
     assert len(keys) == 1
 
 
+def test_an_answer_that_the_connection_would_break_at_is_refused_and_disturbs_nobody(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, policy = desk.version(1, rl=BEGIN)
+    large = Request(digest, Arrays(1, rows=8), seeds=tuple(range(8)), explore=True)
+    small = Request(digest, Arrays(2), seeds=(1, 2, 3, 4), explore=True)
+    monkeypatch.setattr(limits, "MAX_CONTROL_FRAME_BYTES", 4 * CHUNK * 2 * 4)  # of the smaller one's actions
+    refused, fine = desk.predict(large, small)
+    assert refused.error is not None
+    assert refused.error.code == ErrorCode.TOO_LARGE
+    assert "ask for fewer rows" in refused.error.message
+    np.testing.assert_array_equal(drawn(desk, fine)["actions"], alone(policy, small)["actions"])
+
+
 def test_a_policy_whose_values_overflow_is_refused_and_named(desk: Desk) -> None:
     digest, _ = desk.version(1, rl=BEGIN)
     loaded = desk.engine._shelf.get("ann", "arm", 1, digest).policy
@@ -143,3 +157,4 @@ def test_a_policy_whose_values_overflow_is_refused_and_named(desk: Desk) -> None
     (answer,) = desk.predict(Request(digest, Arrays(1), seeds=(1, 2, 3, 4), explore=True))
     assert answer.error is not None
     assert answer.error.code == ErrorCode.NON_FINITE
+    assert "'value'" in answer.error.message
