@@ -68,6 +68,10 @@ class Trajectories:
     executed: Ints
 
 
+MAX_NUMBERS_BYTES = 1 << 30
+"""Most bytes of arrays, pictures aside, in a blob that is read: they are copied."""
+_MAX_BODY_BYTES = 16 << 20  # of all that is no array: keys above all
+
 _PER_EPISODE = ("lengths", "seeds", "draws", "success", "terminated", "last_value")
 _PER_DECISION = ("state", "sample", "log_prob", "value", "rewards", "executed")
 _ARRAYS = (*_PER_EPISODE, *_PER_DECISION)
@@ -117,16 +121,20 @@ def unpack(data: Buffer) -> Trajectories:
         ValueError: one sentence on what is wrong with the blob.
     """
     body_data, *buffers = split(data) or [memoryview(b"")]
+    if body_data.nbytes > _MAX_BODY_BYTES:
+        raise ValueError(f"the blob's first part has {body_data.nbytes} bytes, at most {_MAX_BODY_BYTES} may be")
     try:
         body = msgspec.msgpack.decode(body_data, type=_Body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"the blob holds no trajectories: {error}") from error
     if len(body.arrays) != len(_ARRAYS) or len(buffers) != len(body.arrays) + len(body.images):
         raise ValueError(f"the blob holds no trajectories: it has {len(body.arrays)} arrays and {len(buffers)} frames")
+    views = {name: rebuild(array, buffers) for name, array in zip(_ARRAYS, body.arrays, strict=True)}
+    nbytes = sum(view.nbytes for view in views.values())
+    if nbytes > MAX_NUMBERS_BYTES:
+        raise ValueError(f"the trajectories have {nbytes} bytes of numbers, at most {MAX_NUMBERS_BYTES} may be")
     # Copied, because numbers within a blob lie where they cannot be computed with fast.
-    arrays: dict[str, Any] = {
-        name: rebuild(array, buffers).copy() for name, array in zip(_ARRAYS, body.arrays, strict=True)
-    }
+    arrays: dict[str, Any] = {name: view.copy() for name, view in views.items()}
     trajectories = Trajectories(
         version=body.version,
         contract=body.contract,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joynexus.simulation import trajectories
 from joynexus.simulation.trajectories import Trajectories, concatenate, pack, unpack
 from joynexus.wire.frames import join, split
 
@@ -120,6 +121,21 @@ def test_a_shape_that_lies_about_its_frame_is_refused() -> None:
     for blob in (b"", join([]), join([b"\xc1"]), join([msgspec.msgpack.encode({"version": 1})])):
         with pytest.raises(ValueError, match=r"."):
             unpack(blob)
+
+
+def test_more_numbers_or_keys_than_memory_is_given_to_are_refused_before_they_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blob = pack(make(cameras=2))
+    numbers = sum(getattr(make(), name).nbytes for name in trajectories._ARRAYS)
+    monkeypatch.setattr(trajectories, "MAX_NUMBERS_BYTES", numbers)
+    unpack(blob)  # pictures do not count
+    monkeypatch.setattr(trajectories, "MAX_NUMBERS_BYTES", numbers - 1)
+    with pytest.raises(ValueError, match=f"have {numbers} bytes of numbers, at most {numbers - 1} may be"):
+        unpack(blob)
+    monkeypatch.setattr(trajectories, "_MAX_BODY_BYTES", 100)
+    with pytest.raises(ValueError, match="at most 100 may be"):
+        unpack(blob)
 
 
 def wrong(**fields: Any) -> Trajectories:
