@@ -156,11 +156,14 @@ class ExplorationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     noise_high: float = 0.16
 
 
+MAX_CRITIC_WIDTH = 1024
+
+
 class CriticSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The value head: an MLP over the mean of the feature's tokens and the state.
 
     Attributes:
-        width: of its two hidden layers.
+        width: of its two hidden layers, at most `MAX_CRITIC_WIDTH`.
         lr: its learning rate; 0 takes the policy's.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joynexus.seeds import derived_seed
-from joynexus.specs import PolicySpec
+from joynexus.specs import MAX_CRITIC_WIDTH, PolicySpec
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.heads import exploring_heads
 from joynexus.vla.heads.base import ActionModule, linear, once
@@ -23,7 +23,6 @@ from joynexus.wire.back import RlBegin
 PREFIX = "rl."
 """Begins the names of these tensors in versions and checkpoints."""
 
-_MAX_WIDTH = 1024
 _GATE = 0.1
 _START = 0.01
 _EPS = 1e-6
@@ -123,7 +122,10 @@ def _check(spec: PolicySpec, module: ActionModule, begin: RlBegin) -> None:
             ("noise_high", drawing.noise_high, drawing.noise_high < math.inf),
             ("values", begin.values, critic is None or begin.values in (1, spec.chunk)),
             *(
-                (("width", critic.width, 1 <= critic.width <= _MAX_WIDTH), ("lr", critic.lr, 0 <= critic.lr < math.inf))
+                (
+                    ("width", critic.width, 1 <= critic.width <= MAX_CRITIC_WIDTH),
+                    ("lr", critic.lr, 0 <= critic.lr < math.inf),
+                )
                 if critic is not None
                 else ()
             ),

@@ -11,6 +11,7 @@ import msgspec
 
 from joynexus.contract import Camera, Contract, Statistics, VectorStatistics
 from joynexus.specs import (
+    MAX_CRITIC_WIDTH,
     Algorithm,
     EvaluateDatasetSpec,
     EvaluateSpec,
@@ -83,6 +84,12 @@ def check_policy(spec: PolicySpec) -> None:
             )
     else:
         check_statistics(spec.statistics, contract)
+
+
+def check_execute(execute: int, chunk: int, policy: str) -> None:
+    """Refuse to execute more actions than a chunk of the policy has."""
+    if execute > chunk:
+        raise _invalid(f"execute is {execute}, but policy '{policy}' predicts chunks of {chunk}")
 
 
 def check_contract(contract: Contract) -> None:
@@ -204,7 +211,7 @@ def _check_algorithm(spec: Algorithm) -> None:
             _number("lam", spec.lam, 0.0, 1.0)
             _number("value_clip", spec.value_clip, 0.0, 1e6)
             _number("value_weight", spec.value_weight, 0.0, 1e3)
-            _range("critic's width", spec.critic.width, 1, MAX_DIMENSION)
+            _range("critic's width", spec.critic.width, 1, MAX_CRITIC_WIDTH)
             _number("critic's lr", spec.critic.lr, 0.0, 1e3)
         case GrpoSpec():
             _range("group_size", spec.group_size, 2, limits.MAX_ACT_ROWS)

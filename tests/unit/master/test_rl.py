@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.journal.records import CurveRecord, PageRecord, VersionRecord
-from joynexus.specs import EvaluateSpec, GrpoSpec, PpoSpec, RlPolicy, RlSpec
+from joynexus.specs import CriticSpec, EvaluateSpec, GrpoSpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode
 from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, Rollout, TrainItem, WeightsRefused
 from joynexus.wire.errors import failure
@@ -316,6 +316,26 @@ def test_an_update_without_any_episode_ends_the_job_with_the_reason(world: World
     assert policy(world).driver == ""
 
 
+def test_a_disk_that_is_full_for_long_costs_no_episode(world: World) -> None:
+    cluster = Cluster(world)
+    cluster.run()
+    job = submit(world, rl())
+    cluster.env.error = failure(ErrorCode.UNAVAILABLE, "the disk is full", retry_after_ms=5000)
+    for _ in range(60):
+        cluster.run()
+        world.wait(1)
+        cluster.beat()
+    assert info(world, job.job).state == "running"
+    cluster.env.error = None
+    for _ in range(6):
+        world.wait(1)
+        cluster.beat()
+    cluster.run()
+    done = info(world, job.job)
+    assert done.state == "succeeded"
+    assert all(point.episodes == rl().episodes for point in done.updates)
+
+
 def test_a_task_that_does_not_fit_the_policy_ends_the_job(world: World) -> None:
     cluster = Cluster(world)
     cluster.env.error = failure(ErrorCode.INVALID, "there is no task 'reach-v9'")
@@ -410,6 +430,7 @@ def test_the_message_names_the_worker_that_is_missing(world: World) -> None:
         ({"env": "reach"}, "is not a simulator task"),
         ({"algorithm": GrpoSpec(group_size=5)}, "episodes must be a multiple of group_size, 5: use 15"),
         ({"algorithm": GrpoSpec(group_size=1)}, "group_size must lie between 2 and 64"),
+        ({"algorithm": PpoSpec(critic=CriticSpec(width=1025))}, "width must lie between 1 and 1024"),
         ({"algorithm": GrpoSpec(group_size=4, filter_low=1.0, filter_high=0.0)}, "filter_low is 1, above"),
         ({"algorithm": PpoSpec(gamma=1.5)}, "gamma must lie between"),
         ({"algorithm": PpoSpec(dual_clip=0.5)}, "dual_clip (0 turns it off) must lie between 1"),
@@ -429,6 +450,8 @@ def test_a_spec_that_could_never_run_is_refused_in_one_sentence(
 
 def test_executing_more_than_a_chunk_is_refused(world: World) -> None:
     Cluster(world)
+    new = world.refused(SubmitJob(key="new", spec=rl(execute=9, create=RlPolicy(chunk=8))))
+    assert (new.code, "policy 'p' predicts chunks of 8" in new.message) == (ErrorCode.INVALID, True)
     world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
-    job = submit(world, rl(execute=9))
-    assert "predicts chunks of 8" in info(world, job.job).message
+    there = world.refused(SubmitJob(key="there", spec=rl(execute=9)))
+    assert (there.code, there.message) == (new.code, new.message)
