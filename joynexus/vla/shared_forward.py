@@ -125,6 +125,19 @@ class SharedForward:
             numerics_class=self._numerics_class,
         )
 
+    def feature_bytes(self, observation: Observation, layers: tuple[int, ...]) -> int:
+        """Return the bytes of the hidden states that an observation becomes, without making them.
+
+        Raises:
+            JoyNexusError: `BAD_DATA` if the backbone cannot take it.
+        """
+        backbone = self._backbone
+        try:
+            backbone.check(observation)
+        except ValueError as error:
+            refuse(f"an observation cannot be used: {error}")
+        return backbone.tokens(observation) * backbone.hidden_size * backbone.dtype.itemsize * len(layers)
+
     def look_up(
         self,
         keys: Sequence[str],

@@ -6,6 +6,8 @@ the service that looks like a fault of somebody's op.
 
 from __future__ import annotations
 
+import mmap
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -45,14 +47,24 @@ class Blobs:
         try:
             return self._open_blob(digest)
         except (KeyError, OSError, JoyNexusError) as error:
-            raise Unreachable(f"blob {digest} cannot be had: {error}") from error
+            raise Unreachable(f"blob {digest} cannot be had: {_reason(error)}") from error
 
     def read(self, digest: str) -> bytes:
         """Return a blob's bytes; errors as `path`."""
         try:
             return self.path(digest).read_bytes()
         except OSError as error:
-            raise Unreachable(f"blob {digest} cannot be read: {error}") from error
+            raise Unreachable(f"blob {digest} cannot be read: {_reason(error)}") from error
+
+    def view(self, digest: str) -> memoryview:
+        """Return a blob's bytes as a view on its file, of which only what is looked at is read; errors as `path`."""
+        try:
+            with self.path(digest).open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    return memoryview(b"")  # which cannot be mapped
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise Unreachable(f"blob {digest} cannot be read: {_reason(error)}") from error
 
     def put(self, write: Callable[[Path], object]) -> tuple[str, int]:
         """Store what `write` writes to the path that it is given; return digest and bytes.
@@ -65,7 +77,12 @@ class Blobs:
             write(path)
             return self._put_blob(path)
         except OSError as error:
-            sentence = f"the blob store takes no file now ({error}): try again once it does"
+            sentence = f"the blob store takes no file now ({_reason(error)}): try again once it does"
             raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=1000)) from error
         finally:
             path.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong; an OSError would name a path of the service."""
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

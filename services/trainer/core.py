@@ -40,7 +40,8 @@ class TrainerEngine:
         max_rows: samples in one forward at most.
         max_slots: policies in memory at most; 0 means no limit.
         slot_bytes: a new policy that takes more than this to train is refused; 0 means no limit.
-        advance: called after each forward, and after each minibatch of a long op.
+        update_bytes: an RL update whose features take more than this is refused; 0 means no limit.
+        advance: called after each forward, and after each rollout and each minibatch of a long op.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TrainerEngine:
         max_rows: int = 64,
         max_slots: int = 0,
         slot_bytes: int = 0,
+        update_bytes: int = 0,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._backbone = backbone
@@ -65,7 +67,7 @@ class TrainerEngine:
         self._blobs = Blobs(open_blob, put_blob, scratch)
         self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
         self._samples = SampleReader(self._blobs, self._forward.key)
-        self._experience = ExperienceReader(self._blobs, self._forward.key)
+        self._experience = ExperienceReader(self._blobs, self._forward, update_bytes=update_bytes, advance=advance)
         self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype), advance)
 
     @property

@@ -2,7 +2,8 @@
 
 In: a `TrainGroup`. Out: its answers, in the order in which they are ready. Never: an op of a policy before the one that
 comes before it. In each round the next op of every policy that needs features takes part in one forward over what is
-not stored; then each policy does its private part, padded to its own samples.
+not stored; then each policy does its private part, padded to its own samples. Of passes over experience there is one a
+round: the features of an update are many, and those of several are not in memory at once.
 
 Two kinds of trouble are kept apart. An op that is at fault (bad data, a non-finite loss) is answered with an error,
 counts as applied and changed nothing. Where the service is at fault (a blob cannot be had, an unexpected exception) the
@@ -121,9 +122,11 @@ class GroupRun:
             yield self._finish(op)
 
     def _advance(self, key: SlotKey, ready: list[_Ready]) -> Iterator[Answer]:
-        """Do a policy's ops up to the next that needs features, and make that one ready."""
+        """Do a policy's ops up to the next that needs features, and make that one ready if this round has room."""
         while key in self._lanes:
             item = self._lanes[key][0]
+            if item.kind == "rl_epoch" and any(op.item.kind == "rl_epoch" for op in ready):
+                return  # its turn comes in the next round
             elapsed = self._clock.start()
             outcome = self._guarded(item, partial(self._start, item))
             if isinstance(outcome, _Ready):

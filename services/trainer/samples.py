@@ -84,7 +84,7 @@ class SampleReader:
             return self._from_dataset(item.dataset, item.feature_scope, spec)
         if item.payload:
             try:
-                body, *frames = split(self._blobs.read(item.payload))
+                body, *frames = split(self._blobs.view(item.payload))
             except (WireError, ValueError) as error:
                 raise _invalid(f"the payload blob does not hold samples: {error}") from error
             return self._from_arrays(body, frames, item.feature_scope, spec)

@@ -22,6 +22,8 @@ CREDIT = 2
 """Groups at once: one being worked on, one waiting at hand."""
 SLOTS_SHARE = 1 / 3
 """Of the device's memory that policies may take if settings do not say; the rest is for backbone and activations."""
+UPDATE_SHARE = 1 / 4
+"""Of the device's memory that the features of one RL update may take."""
 WORKING_S = 300.0
 """An op, or one forward of a group, must be done within this."""
 
@@ -36,7 +38,8 @@ def run(settings: TrainerSettings) -> None:
                 equipment = bring_up(settings)
             except ValueError as error:
                 raise SystemExit(f"the trainer cannot start: {error}") from error
-            slot_bytes = settings.slot_bytes or int(SLOTS_SHARE * memory_bytes(equipment.backbone.device))
+            memory = memory_bytes(equipment.backbone.device)
+            slot_bytes = settings.slot_bytes or int(SLOTS_SHARE * memory)
             engine = TrainerEngine(
                 equipment.backbone,
                 equipment.features,
@@ -45,6 +48,7 @@ def run(settings: TrainerSettings) -> None:
                 scratch=settings.cache_dir / "scratch" / "trainer",
                 max_slots=settings.max_slots,
                 slot_bytes=slot_bytes,
+                update_bytes=int(UPDATE_SHARE * memory),
                 advance=progress.advance,
             )
         log.info("ready", **equipment.detail)

@@ -38,7 +38,7 @@ def policy_loss(
     Where A < 0 it is at most `dual_clip` |A|, unless that is 0. Sources: Schulman et al., "Proximal Policy Optimization
     Algorithms" (2017), eq. 7; the upper bound of its own is from Yu et al., "DAPO" (2025); the dual clip from Ye et
     al., "Mastering Complex Control in MOBA Games" (2020), eq. 5. `kl` is the estimator (r - 1) - log r of Schulman,
-    "Approximating KL Divergence" (2020), never negative.
+    "Approximating KL Divergence" (2020), never negative but for rounding.
     """
     log_ratio = (log_prob - reference).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
     ratio = log_ratio.exp()

@@ -1,8 +1,8 @@
 """From an `rl_epoch` to what it is computed from: experience, feature keys, and a way to each observation.
 
 In: digests of rollouts, a policy. Out: what was checked against it. Never: a feature key that the rollout names (it may
-have been made on a tenant's own machine; a key made here, of what was seen, is one of the tenant's for certain), or
-pictures kept in memory.
+have been made on a tenant's own machine; a key made here, of what was seen, is one of the tenant's for certain), a
+picture that nobody needs, or more memory than an update may take.
 
 An update's experience is kept for its next epochs. Without it, after a restart, the same is made again.
 """
@@ -18,19 +18,20 @@ import msgspec
 import numpy as np
 
 from joynexus.contract import struct_digest
-from joynexus.simulation.trajectories import Trajectories, concatenate, unpack
+from joynexus.simulation.trajectories import MAX_NUMBERS_BYTES, Trajectories, concatenate, unpack
 from joynexus.specs import GrpoSpec
 from joynexus.vla.feature import Observation
 from joynexus.vla.inputs import refuse
+from joynexus.vla.shared_forward import SharedForward
 from joynexus.wire.back import RlEpoch
 from joynexus.wire.errors import ErrorCode, WireError
 from services.trainer.blobs import Blobs
 from services.trainer.rl.experience import Experience, Ints, make_experience, values_of
-from services.trainer.samples import KeyOf
 from services.trainer.slots import Slot, refused
 
 MAX_DECISIONS = 65_536
 _REMEMBERED_BYTES = 256 << 20
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,16 @@ class ExperienceReader:
 
     Args:
         blobs: where rollouts lie.
-        key_of: feature key of an observation.
+        forward: names features, and knows how large they are.
+        update_bytes: an update whose features take more than this is refused; 0 means no limit.
+        advance: called after each rollout.
     """
 
-    def __init__(self, blobs: Blobs, key_of: KeyOf) -> None:
+    def __init__(self, blobs: Blobs, forward: SharedForward, *, update_bytes: int, advance: Callable[[], None]) -> None:
         self._blobs = blobs
-        self._key_of = key_of
+        self._forward = forward
+        self._update_bytes = update_bytes
+        self._advance = advance
         self._remembered: OrderedDict[tuple[str, ...], _Remembered] = OrderedDict()  # used longest ago first
 
     def read(self, epoch: RlEpoch, scope: str, slot: Slot) -> Gathered:
@@ -81,23 +86,28 @@ class ExperienceReader:
         found = self._remembered.pop(name, None)
         if found is None:
             found = self._make(epoch, scope, slot)
-        self._remembered[name] = found
+        if epoch.epoch + 1 < epoch.algorithm.epochs:
+            self._remembered[name] = found
         while sum(each.experience.nbytes for each in self._remembered.values()) > _REMEMBERED_BYTES:
             self._remembered.popitem(last=False)
         return Gathered(found.experience, found.keys, self._observer(epoch, found))
 
     def _make(self, epoch: RlEpoch, scope: str, slot: Slot) -> _Remembered:
-        pages, keys = [], list[str]()
+        pages, keys, numbers, each_bytes = [], list[str](), 0, 0
         for digest in epoch.rollouts:
             page = self._page(digest)
             _check(page, epoch, slot)
-            keys += self._keys(page, scope)
-            pages.append(dataclasses.replace(page, images=()))
-            if len(keys) > MAX_DECISIONS:
+            numbers += _numbers_bytes(page)
+            if len(keys) + len(page.executed) > MAX_DECISIONS or numbers > MAX_NUMBERS_BYTES:
                 raise refused(
                     ErrorCode.INVALID,
-                    f"an update is trained on at most {MAX_DECISIONS} decisions: take fewer or shorter episodes",
+                    f"an update is trained on at most {MAX_DECISIONS} decisions and {MAX_NUMBERS_BYTES / _GIB:.0f} GiB "
+                    "of numbers: take fewer or shorter episodes",
                 )
+            each_bytes = max(each_bytes, self._forward.feature_bytes(_observation(page, 0), slot.trained.layers))
+            keys += self._keys(page, scope)
+            pages.append(dataclasses.replace(page, images=()))
+            self._advance()
         try:
             rollout = concatenate(pages)
         except ValueError as error:
@@ -106,18 +116,28 @@ class ExperienceReader:
             _check_groups(rollout, epoch.algorithm)
         experience = make_experience(rollout, epoch.algorithm, epoch.reward_scale)
         ends = np.cumsum([len(page.executed) for page in pages])
-        return _Remembered(experience, [keys[number] for number in experience.decisions.tolist()], ends)
+        wanted = [keys[number] for number in experience.decisions.tolist()]
+        self._check_memory(len(set(wanted)) * each_bytes)
+        return _Remembered(experience, wanted, ends)
+
+    def _check_memory(self, nbytes: int) -> None:
+        if self._update_bytes and nbytes > self._update_bytes:
+            raise refused(
+                ErrorCode.INVALID,
+                f"the features of what this update saw take {nbytes / _GIB:.1f} GiB, and an update has "
+                f"{self._update_bytes / _GIB:.1f} GiB here: take fewer or shorter episodes, or execute more of a chunk",
+            )
 
     def _page(self, digest: str) -> Trajectories:
         try:
-            return unpack(self._blobs.read(digest))
+            return unpack(self._blobs.view(digest))
         except (ValueError, WireError) as error:
             refuse(f"a rollout cannot be trained on: {error}")
 
     def _keys(self, page: Trajectories, scope: str) -> list[str]:
         if not page.images:  # what is seen is the instruction alone
-            return [self._key_of(scope, Observation((), page.instruction))] * len(page.executed)
-        return [self._key_of(scope, _observation(page, row)) for row in range(len(page.executed))]
+            return [self._forward.key(scope, _observation(page, 0))] * len(page.executed)
+        return [self._forward.key(scope, _observation(page, row)) for row in range(len(page.executed))]
 
     def _observer(self, epoch: RlEpoch, found: _Remembered) -> Callable[[int], Observation]:
         opened: dict[int, Trajectories] = {}  # one at a time: rows are asked for in order
@@ -141,6 +161,10 @@ def update_name(epoch: RlEpoch) -> str:
 
 def _observation(page: Trajectories, row: int) -> Observation:
     return Observation(tuple(images[row] for images in page.images), page.instruction)
+
+
+def _numbers_bytes(page: Trajectories) -> int:
+    return sum(value.nbytes for value in vars(page).values() if isinstance(value, np.ndarray))
 
 
 def _check(page: Trajectories, epoch: RlEpoch, slot: Slot) -> None:

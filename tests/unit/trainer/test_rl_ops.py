@@ -154,6 +154,7 @@ def test_an_update_is_read_once_for_all_its_epochs_and_again_if_it_was_forgotten
     opened.clear()
     remembered = loop.update(0, pages)
     assert sorted(opened) == sorted(pages)
+    assert not loop.bench.engine._experience._remembered, "nothing is kept behind the last epoch"
     monkeypatch.setattr(reader, "_REMEMBERED_BYTES", 0)
     other = begun(Bench(loop.bench.folder / "other"))
     assert other.update(0, rolled(other)) == remembered
@@ -233,11 +234,37 @@ def rolled_as(loop: RlLoop, page: str, **changes: Any) -> tuple[str, ...]:
     return (loop.bench.blobs.put_bytes(pack(changed)),)
 
 
-def test_an_update_that_is_too_large_is_refused(loop: RlLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_DECISIONS", 5)
-    done = send(loop, loop.epoch(0, 0, rolled(loop)))
+@pytest.mark.parametrize(("limit", "value"), [("MAX_DECISIONS", 5), ("MAX_NUMBERS_BYTES", 1000)])
+def test_an_update_that_is_too_large_is_refused(
+    loop: RlLoop, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    pages = rolled(loop)
+    monkeypatch.setattr(reader, limit, value)
+    done = send(loop, loop.epoch(0, 0, pages))
     assert done.result.error is not None
-    assert "at most 5 decisions" in done.result.error.message
+    assert done.result.error.code == ErrorCode.INVALID
+    assert "take fewer or shorter episodes" in done.result.error.message
+
+
+def test_an_update_whose_features_do_not_fit_into_memory_is_refused_before_any_forward(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    loop = begun(bench, cameras=1)
+    pages, forwarded = rolled(loop), bench.backbone.samples_forwarded
+    observation = see(loop.spec, np.zeros(4, np.float32))
+    (feature,) = bench.backbone.forward([observation])
+    decisions = sum(len(unpack(bench.blobs.path(page).read_bytes()).executed) for page in pages)
+    experience, needed = bench.engine._experience, decisions * feature.layers[-1].nbytes
+    for update_bytes, fits in ((needed - 1, False), (needed, True)):
+        experience._update_bytes = update_bytes
+        before = bench.backbone.samples_forwarded
+        done = send(loop, loop.epoch(0, 0, pages))
+        if fits:
+            assert done.result.error is None
+            continue
+        assert done.result.error is not None
+        assert done.result.error.code == ErrorCode.INVALID
+        assert "take fewer or shorter episodes" in done.result.error.message
+        assert bench.backbone.samples_forwarded == before > forwarded
 
 
 def test_an_epoch_before_rl_has_begun_or_with_another_level_is_refused(tmp_path: Path) -> None:
@@ -261,6 +288,22 @@ def test_a_plain_policy_cannot_go_over_experience(tmp_path: Path) -> None:
     done = send(other, other.epoch(0, 0, pages))
     assert done.result.error is not None
     assert "send rl_begin first" in done.result.error.message
+
+
+def test_after_a_step_on_samples_rewards_must_begin_anew(loop: RlLoop) -> None:
+    pages = rolled(loop)
+    loop.seq += 1
+    loop.bench.done(Group().train(loop.name, loop.seq, Arrays(1, cameras=0)))
+    done = send(loop, loop.epoch(0, 0, pages))
+    assert done.result.error is not None
+    assert done.result.error.code == ErrorCode.INVALID
+    assert "send rl_begin first" in done.result.error.message
+
+
+def test_a_rollout_without_a_single_byte_is_refused(loop: RlLoop) -> None:
+    done = send(loop, loop.epoch(0, 0, (loop.bench.blobs.put_bytes(b""),)))
+    assert done.result.error is not None
+    assert done.result.error.code == ErrorCode.BAD_DATA
 
 
 def test_a_missing_rollout_is_the_services_fault_and_the_slot_is_opened_again(loop: RlLoop) -> None:
@@ -330,6 +373,28 @@ def test_a_step_beside_an_epoch_is_answered_first(loop: RlLoop) -> None:
     assert [answer.policy for answer in loop.bench.done(group)] == ["sft", loop.name]
 
 
+def test_the_features_of_one_update_at_a_time_are_in_memory(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    one = begun(bench, cameras=1)
+    two = RlLoop(bench, one.spec, PPO, name="other")
+    two.start()
+    group = Group(opening("sft"))
+    for each in (one, two):
+        each.seq += 1
+        group.op(each.name, each.seq, "rl_epoch", rl=each.epoch(0, 0, rolled(each)))
+    group.train("sft", 1, Arrays(1))
+    forwarded = bench.backbone.samples_forwarded
+    answers = bench.engine.run(group.message(), group.buffers)
+    step, first = next(answers), next(answers)
+    assert (step.policy, first.policy) == ("sft", one.name)
+    assert isinstance(first, TrainDone)
+    assert bench.backbone.samples_forwarded == forwarded + 4 + first.samples
+    (second,) = answers
+    assert isinstance(second, TrainDone)
+    assert (second.policy, second.result.error, second.last) == (two.name, None, True)
+    assert second.backbone_forwards == second.samples
+
+
 def test_a_long_epoch_says_that_it_lives_after_each_minibatch(tmp_path: Path) -> None:
     bench, beats = Bench(tmp_path), list[int]()
     put = bench.put_blob
@@ -346,7 +411,8 @@ def test_a_long_epoch_says_that_it_lives_after_each_minibatch(tmp_path: Path) ->
     pages = rolled(loop)
     beats.clear()
     steps = loop.op("rl_epoch", rl=loop.epoch(0, 0, pages)).result.metrics["steps"]
-    assert len(beats) == 1 + 2 * steps  # the forward; what the policy said at first, and the steps
+    # Both pages, the forward; what the policy said at first, and the steps.
+    assert len(beats) == len(pages) + 1 + 2 * steps
 
 
 def test_what_an_asynchronous_update_began_with_is_forgotten_after_its_last_epoch(tmp_path: Path) -> None:
