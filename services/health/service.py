@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from common.runtime import WorkerRuntime
@@ -70,8 +70,9 @@ class Health:
         self._runtime.progress.advance()
         report = HealthReport(pid=os.getpid(), instances=self._core.report())
         if report != self._reported:
-            self._cluster.save_health(report)
-            self._reported = report
+            with suppress(OSError):  # a full disk: the next turn tries again, and roles are looked after meanwhile
+                self._cluster.save_health(report)
+                self._reported = report
 
     def _look(self) -> None:
         if self._picture is not None and self._picture.done():

@@ -80,8 +80,13 @@ class LocalSupervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        try:
+            self._cluster.write_pid(name, child.pid)
+        except OSError:  # a full disk: a process that nobody can find again would stand in the way of the next one
+            child.kill()
+            child.wait()
+            raise
         self._children[name] = child
-        self._cluster.write_pid(name, child.pid)
         self._watch(name, child.pid)
         return child.pid
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -98,6 +99,26 @@ def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalC
     assert [name for name, _ in gone] == ["env"]
     assert second.stop_all(10.0) == []
     assert cluster.all_running() == {}
+
+
+def test_process_that_cannot_be_written_down_is_not_left_running(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervise(cluster, tmp_path, env=ROLE)
+    pids: list[int] = []
+
+    def full(name: str, pid: int) -> None:
+        pids.append(pid)
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(cluster, "write_pid", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        supervisor.start("env")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    monkeypatch.undo()
+    assert cluster.running("env") == 0
+    assert supervisor.start("env") == cluster.running("env")
 
 
 def test_stopping_kills_what_does_not_listen_and_leaves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
