@@ -16,7 +16,7 @@ from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PipelineS
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.catalog import faulty
-from services.master.checks import check_job
+from services.master.checks import check_execute, check_job
 from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
@@ -233,11 +233,17 @@ class Jobs:
                     self._tools.policies.check_module(spec.create.backbone, spec.create.head)
                 elif not trained:
                     check_recipe(policy, spec.create)
+                if isinstance(spec, RlSpec) and not trained:
+                    recipe = spec.create if policy is None or to_be_created(policy, spec.create) else policy.spec
+                    check_execute(spec.execute, recipe.chunk, spec.policy)
             case EvaluateSpec() | EvaluateDatasetSpec():
                 if isinstance(spec, EvaluateDatasetSpec):
                     self._check_dataset(tenant, spec.dataset)
                 if not trained or spec.version:
                     self._version(tenant, spec)
+                policy = self._tools.policies.find(tenant, spec.policy)
+                if isinstance(spec, EvaluateSpec) and policy is not None:
+                    check_execute(spec.execute, policy.spec.chunk, policy.name)
 
     def _make(self, tenant: str, spec: JobSpec, *, key: str, pipeline: str = "") -> Job:
         """Give a job a number.

@@ -19,6 +19,7 @@ from joynexus.specs import PolicySpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, SimulatorDescribed
 from joynexus.wire.front import JobInfo, UpdatePoint
+from services.master.checks import check_execute
 from services.master.curve import LearningCurve, is_outcome
 from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import missing_inference
@@ -102,11 +103,7 @@ class RlJob(DrivingJob):
                 self._create(self._described)
             return
         check_recipe(policy, create)
-        if self.spec.execute > policy.spec.chunk:
-            raise refuse(
-                ErrorCode.INVALID,
-                f"execute is {self.spec.execute}, but policy '{policy.name}' predicts chunks of {policy.spec.chunk}",
-            )
+        check_execute(self.spec.execute, policy.spec.chunk, policy.name)
         self._take(policy)
 
     def _describe_simulator(self) -> None:

@@ -708,6 +708,15 @@ def test_a_contract_that_the_simulator_contradicts_ends_the_job_with_the_field(w
     assert (failed.state, failed.message) == ("failed", sentence)
 
 
+def test_executing_more_of_a_chunk_than_it_has_is_refused(world: World) -> None:
+    evaluated(world, Cluster(world))
+    refused = world.refused(SubmitJob(key="k", spec=evaluation(execute=9)))
+    assert (refused.code, refused.message) == (
+        ErrorCode.INVALID,
+        "execute is 9, but policy 'p' predicts chunks of 8",
+    )
+
+
 def test_a_simulator_that_fails_for_a_passing_reason_is_tried_again(world: World) -> None:
     cluster = Cluster(world)
     evaluated(world, cluster)

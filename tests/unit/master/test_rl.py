@@ -318,9 +318,9 @@ def test_an_update_without_any_episode_ends_the_job_with_the_reason(world: World
 
 def test_a_disk_that_is_full_for_long_costs_no_episode(world: World) -> None:
     cluster = Cluster(world)
-    cluster.run()
-    job = submit(world, rl())
+    world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
     cluster.env.error = failure(ErrorCode.UNAVAILABLE, "the disk is full", retry_after_ms=5000)
+    job = submit(world, rl())
     for _ in range(60):
         cluster.run()
         world.wait(1)
