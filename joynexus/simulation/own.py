@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from joynexus.contract import Contract
 from joynexus.simulation.gymnasium_env import GymnasiumSimulator
 from joynexus.simulation.interface import (
     Picture,
@@ -77,11 +78,25 @@ def load(target: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # callable, of whatever signature
 
 
+def _plain(contract: object) -> Contract:
+    """Return a contract made of Python's own numbers and tuples, as it travels; ValueError if it cannot be one."""
+
+    def number(value: object) -> object:
+        if isinstance(value, np.generic | np.ndarray):
+            return value.tolist()
+        raise TypeError(f"it holds a {type(value).__name__}")
+
+    try:
+        return msgspec.convert(msgspec.to_builtins(contract, enc_hook=number), Contract)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise ValueError(f"the environment's contract is not valid: {error}") from error
+
+
 class _Held:
     """An environment whose every word is checked."""
 
     def __init__(self, made: Simulator, options: SimulatorOptions, instruction: str) -> None:
-        own = made.contract
+        own = _plain(made.contract)
         wanted = own.cameras if options.cameras is None else options.cameras
         for camera in wanted:
             if camera not in own.cameras:
@@ -102,7 +117,7 @@ class _Held:
         self._end_at_success = options.end_at_success
         self._steps = 0
         self.contract = msgspec.structs.replace(own, cameras=wanted, episode_limit=limit)
-        self.instruction = instruction or made.instruction
+        self.instruction = instruction or str(made.instruction)
 
     def reset(self, seed: int, *, render: bool = True) -> SimObservation:
         self._steps = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -98,6 +99,32 @@ def test_numbers_that_cannot_be_are_told_apart(monkeypatch: pytest.MonkeyPatch, 
     simulator.reset(0)
     with pytest.raises(ValueError, match=sentence):
         simulator.step_chunk(STILL)
+
+
+def test_contract_made_of_numpy_numbers_and_lists_is_a_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = np.ones(2, np.float32)
+    loose = {"state_dim": np.int64(4), "action_low": tuple(-ones), "action_high": ones, "cameras": []}
+    contract = msgspec.structs.replace(point_mass.PointMass.contract, **loose)
+    monkeypatch.setattr(point_mass.PointMass, "contract", contract)
+    assert make("make_point").contract == msgspec.structs.replace(
+        contract, state_dim=4, action_low=(-1.0, -1.0), action_high=(1.0, 1.0), cameras=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"state_dim": "four"}, r"contract is not valid: Expected `int`, got `str` - at `\$.state_dim`"),
+        ({"robot": object()}, "contract is not valid: it holds a object"),
+    ],
+)
+def test_contract_that_cannot_be_one_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], sentence: str
+) -> None:
+    contract = msgspec.structs.replace(point_mass.PointMass.contract, **changes)
+    monkeypatch.setattr(point_mass.PointMass, "contract", contract)
+    with pytest.raises(ValueError, match=sentence):
+        make("make_point")
 
 
 def test_function_may_take_the_options() -> None:
