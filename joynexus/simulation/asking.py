@@ -124,8 +124,10 @@ class Asker:
                 answer = self._request(act, packer.buffers, timeout_s=_ANSWER_S)
                 break
             except JoyNexusError as error:
-                if error.code not in {*RETRYABLE, ErrorCode.DEADLINE} or time.monotonic() > until:
+                if error.code not in {*RETRYABLE, ErrorCode.DEADLINE}:
                     raise
+                if time.monotonic() > until:  # without the hint: what did not pass for so long may never do
+                    raise JoyNexusError(msgspec.structs.replace(error.failure, retry_after_ms=0)) from error
                 time.sleep(max(_PAUSE_S, min(error.failure.retry_after_ms / 1000, 5.0)))
         return self._read(answer, len(states))
 

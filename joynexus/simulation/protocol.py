@@ -132,9 +132,12 @@ def pack_observation(observation: SimObservation) -> Outcome:
 
 
 def pack_result(result: StepResult) -> Outcome:
-    """Return a step's result as a row's outcome; errors as `pack_observation`."""
+    """Return a step's result as a row's outcome; errors as `pack_observation`, also for rewards."""
+    seen = pack_observation(result.observation)
+    if not np.isfinite(result.rewards).all():
+        raise ValueError("the simulator paid a reward that is NaN or infinite")
     return msgspec.structs.replace(
-        pack_observation(result.observation),
+        seen,
         rewards=pack(result.rewards),
         success=result.success,
         done=result.done,

@@ -115,7 +115,7 @@ def run_rollout(
         message.seeds,
         draws=message.draws,
         episode_limit=contract.episode_limit,
-        execute=min(message.execute, message.chunk),
+        execute=message.execute,
         render=bool(contract.cameras),
         record=frozenset(message.videos) if contract.cameras else frozenset(),
         ask_last=collect is not None and collect.value,
@@ -135,7 +135,7 @@ def run_rollout(
             videos.append(store.put_video(result.frames, contract.rate_hz) if result.frames else ("", 0))
     except OSError as error:
         sentence = f"what was collected could not be stored ({error.strerror or error}): it is done again later"
-        raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence)) from error
+        raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=5000)) from error
     return RolloutDone(
         task=message.task,
         attempt=message.attempt,

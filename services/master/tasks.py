@@ -194,10 +194,11 @@ class EnvQueue:
         elif error.category == "user":
             task.failed(error)
         else:
-            task.faults += 1
+            passes = error.retry_after_ms / 1000  # a full disk, say: then the work is not at fault
+            task.faults += not passes
             self._outbox.log("warning", "task_failed", task=task.id, need=task.need, reason=error.message)
             if task.faults < self._config.kills:
-                self._outbox.after(self._config.retry_s, lambda: self._again(task))
+                self._outbox.after(passes or self._config.retry_s, lambda: self._again(task))
             else:
                 task.failed(error)
         self._employ(worker)

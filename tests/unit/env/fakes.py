@@ -12,7 +12,7 @@ from joynexus.contract import Contract
 from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from services.env.simulators import metaworld_tasks
 
-HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES, WORKS = 1001, 1002, 1003, 1004, 1005, 1006
+HANGS, DIES, RAISES, HANGS_AT_RESET, EXPLODES, WORKS, OVERPAYS = range(1001, 1008)
 TASK = "metaworld/reach-v3"  # any known name: the pool checks it
 
 
@@ -56,6 +56,8 @@ class CountingSimulator:
             if self._done():
                 break
         solved, paid = self._sum >= 10, np.array(rewards, np.float32)
+        if self._seed == OVERPAYS:
+            paid[-1] = np.inf
         return StepResult(self._observe(render), paid, solved, self._done(), solved, tuple(frames))
 
     def close(self) -> None:

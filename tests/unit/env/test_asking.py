@@ -93,8 +93,9 @@ def test_it_is_asked_again_while_nobody_can_answer(monkeypatch: pytest.MonkeyPat
 
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_PATIENCE_S", -1.0)
-    with pytest.raises(JoyNexusError, match="because"):
+    with pytest.raises(JoyNexusError, match="because") as caught:
         Master(error(ErrorCode.UNAVAILABLE)).asker()(STATES, IMAGES, ["a", "b"], [0, 1])
+    assert caught.value.failure.retry_after_ms == 0, "the master would have it tried for ever"
 
 
 @pytest.mark.parametrize("code", [ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.INVALID])

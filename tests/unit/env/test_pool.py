@@ -83,6 +83,7 @@ def test_rows_run_their_own_episodes_and_processes_end_with_the_pool() -> None:
             fakes.EXPLODES,
             "failed to step: ValueError: the simulator's state holds NaN or infinities: its physics became unstable",
         ),
+        (fakes.OVERPAYS, "failed to step: ValueError: the simulator paid a reward that is NaN or infinite"),
     ],
 )
 def test_a_lost_row_costs_rows_of_other_processes_nothing(seed: int, reason: str) -> None:

@@ -160,6 +160,7 @@ def test_a_full_disk_has_the_page_done_again(what: str) -> None:
     with pytest.raises(JoyNexusError, match=r"the disk is full.*done again later") as caught:
         run(rollout(Collect(reward="dense", value=True), videos=(60,)), store=Store(full=what))
     assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert caught.value.failure.retry_after_ms > 0, "the master takes it for a fault of the page otherwise"
 
 
 def test_another_contract_is_refused_with_the_field_before_anything_is_run() -> None:
