@@ -261,10 +261,11 @@ class EnvQueue:
         for lane in worker.register.credit:
             needs = [need for need in self._needs(worker) if lane_of(need) == lane]
             while self._credit(worker, lane) > 0:
-                heads = [(need, head) for need in needs if (head := self._waiting[need].head()) is not None]
+                heads = [(need, head) for need in needs if (head := self._waiting[need].peek()) is not None]
                 if not heads:
                     break
-                need, _ = min(heads, key=lambda pair: self._counters.rank(pair[1]))
+                # Of one tenant the older first: its jobs in one family never let those in another one starve.
+                need, _ = min(heads, key=lambda pair: (*self._counters.rank(pair[1].tenant), pair[1].since))
                 self._give(worker, need, choose=True)
 
     def _give(self, worker: Worker, need: str, *, choose: bool = False) -> None:

@@ -556,6 +556,17 @@ def test_an_evaluation_survives_a_restart_without_running_a_page_twice(world: Wo
     assert rollouts.count(0) == 1
 
 
+def test_jobs_of_a_tenant_in_one_family_do_not_starve_its_jobs_in_another(world: World) -> None:
+    evaluated(world, Cluster(world))
+    env = FakeEnv(world, new_incarnation(), key="both", serves=("metaworld", "maniskill"))
+    submit(world, evaluation(episodes=500, videos=0))
+    short = submit(world, evaluation(env="maniskill/PickCube-v1", episodes=5, videos=0), key="short")
+    for _ in range(2 * CoreConfig().job_pages):
+        env.work(1)
+        world.wait(0.01)
+    assert info(world, short.job).state == "succeeded"
+
+
 def test_a_page_of_a_dead_worker_is_done_again_from_its_seeds(world: World) -> None:
     cluster = Cluster(world)
     evaluated(world, cluster)
