@@ -1,7 +1,9 @@
 """A process that imports a simulator's packages once and forks worker processes from there: one a family.
 
-In: the names of modules; then one request a worker process, with its pipe. Out: its process id. Never: a graphics
-context (it does not survive a fork), pickle, or a longer life than its parent's: with the nursery all its workers die.
+In: the names of modules; then one request a worker process, with its pipe. Out: its process id, or why it cannot be
+forked. Never: a graphics context (it does not survive a fork), pickle, or a longer life than its parent's: with the
+nursery all its workers die. A worker that ended keeps its process id until the parent has forgotten it: nobody else gets
+that number, and its CPU time can be read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -32,10 +35,10 @@ _START = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; 
 
 
 class Child:
-    """A worker process that a nursery forked."""
+    """A worker process that a nursery forked; `forget` is told its id once nobody asks about it any more."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, forget: Callable[[int], None]) -> None:
+        self.pid, self._forget = pid, forget
         self._handle = os.pidfd_open(pid)  # names this very process, also when another gets its number
         self._ended = select.poll()
         self._ended.register(self._handle, select.POLLIN)
@@ -54,6 +57,7 @@ class Child:
         """Forget it, once it has ended."""
         if self._handle >= 0:
             os.close(self._handle)
+            self._forget(self.pid)
         self._handle = -1
 
 
@@ -66,6 +70,7 @@ class Nursery:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._lock = threading.Lock()
+        self._forgotten: deque[int] = deque()
         self.has_answered = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_IMPORT_S)
@@ -78,17 +83,26 @@ class Nursery:
             )
 
     def start(self, make: worker.MakeSimulator, pipe: Connection) -> Child:
-        """Fork a worker process that serves `pipe`; raises OSError if the nursery has died or does not answer."""
-        name = f"{make.__module__}:{make.__qualname__}".encode()
+        """Fork a worker process that serves `pipe`.
+
+        Raises:
+            OSError: if the nursery has died or does not answer.
+            SimulatorError: if no process can be forked; the others run on.
+        """
+        words = [f"{make.__module__}:{make.__qualname__}"]
         with self._lock:
-            socket.send_fds(self._channel, [name], [pipe.fileno()])
-            answer = self._channel.recv(_MAX_REQUEST_BYTES)
+            while self._forgotten:
+                words.append(str(self._forgotten.popleft()))
+            socket.send_fds(self._channel, [" ".join(words).encode()], [pipe.fileno()])
+            answer = self._channel.recv(_MAX_REQUEST_BYTES).decode()
         if not answer:
             raise ConnectionResetError("the process that starts simulators has died")
         if not self.has_answered:
             self.has_answered = True
             self._channel.settimeout(_FORK_S)
-        return Child(int(answer))
+        if not answer.isdigit():
+            raise SimulatorError(f"no process can be started for a simulator: {answer}")
+        return Child(int(answer), self._forgotten.append)
 
     def close(self) -> None:
         """End it, and with it its workers."""
@@ -123,10 +137,13 @@ def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Conne
         )
     key = tuple(preload)
     while True:
-        with _lock:
-            if key not in _nurseries:
-                _nurseries[key] = Nursery(key)
-            nursery = _nurseries[key]
+        try:
+            with _lock:
+                if key not in _nurseries:
+                    _nurseries[key] = Nursery(key)
+                nursery = _nurseries[key]
+        except OSError as error:
+            raise SimulatorError(f"no process can be started for simulators: {error}") from error
         try:
             return nursery.start(make, pipe)
         except OSError as error:
@@ -161,19 +178,25 @@ def main(channel_number: int, preload: str) -> None:
 
 def _serve(channel: socket.socket) -> bool:
     """Fork one worker process; False if the parent is gone. The workers get the signal of this process's end."""
-    name, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
+    request, numbers, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
     if not numbers:
         return False
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # those that ended, whose CPU time has been read by now
-            pass
+    name, *forgotten = request.decode().split()
+    for ended in forgotten:
+        with suppress(ChildProcessError):
+            os.waitpid(int(ended), os.WNOHANG)
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        channel.close()
-        _be_worker(name.decode(), Connection(numbers[0]), parent)
+    try:
+        pid = os.fork()
+    except OSError as error:  # no memory, or too many processes: the workers that are there must not suffer from it
+        answer = error.strerror or "fork failed"
+    else:
+        if pid == 0:
+            channel.close()
+            _be_worker(name, Connection(numbers[0]), parent)
+        answer = str(pid)
     os.close(numbers[0])
-    channel.send(str(pid).encode())
+    channel.send(answer.encode())
     return True
 
 

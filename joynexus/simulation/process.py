@@ -1,12 +1,14 @@
 """One worker process of a pool, and what the pool knows of it; replaced in place.
 
-In: requests. Out: replies, or that none came. Never: a process that outlives its replacement, or one that is replaced
-in the middle of an episode because it grew.
+In: requests. Out: replies, or that none came. Never: a process that outlives its replacement, one that is replaced in
+the middle of an episode because it grew, or a wait for the rest of a reply of which half came.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +24,8 @@ from joynexus.simulation.worker import MakeSimulator
 
 TIMEOUT = "timeout"
 DEAD = "dead"
+_STALL_S = 10.0
+"""How long a process that is in the middle of a message may do nothing."""
 
 
 class Recycling(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +66,14 @@ class WorkerProcess:
         self.task, self.rows = task, rows
         self._make, self._make_simulator, self._make_s = Make(task, options, rows), make, make_s
         self._preload, self._recycling = preload, recycling
-        self._ended_cpu_s = 0.0
+        self._ended_cpu_s = self._seen_cpu_s = 0.0
         self.made: Made | None = None
         self.made_in_s = 0.0
         self._start()
 
     def _start(self) -> None:
         self.pipe, theirs = Pipe()
+        _limit_stalls(self.pipe)
         with theirs:
             self._child = start_worker(self._make_simulator, self._preload, theirs)
         self.made = None
@@ -99,11 +104,12 @@ class WorkerProcess:
 
     def cpu_s(self) -> float:
         """CPU seconds, those of the processes that it replaced too."""
-        return self._ended_cpu_s + _cpu_s(self.pid)
+        self._seen_cpu_s = max(self._seen_cpu_s, _cpu_s(self.pid))  # 0 if it went with its nursery
+        return self._ended_cpu_s + self._seen_cpu_s
 
     def kill(self, patience_s: float = 0.0) -> None:
         """End it, by force unless it ends by itself within the patience."""
-        self._ended_cpu_s += _cpu_s(self.pid)
+        self._ended_cpu_s, self._seen_cpu_s = self.cpu_s(), 0.0
         if not self._child.join(patience_s):
             self._child.kill()
         self._child.close()
@@ -145,9 +151,20 @@ def receive(processes: Sequence[WorkerProcess], deadline_s: float) -> dict[Worke
             process = waiting.pop(pipe)
             try:
                 replies[process] = decode_reply(pipe.recv_bytes())
+            except BlockingIOError:
+                continue  # it hangs in the middle of its reply
             except (EOFError, OSError, msgspec.MsgspecError):
                 replies[process] = DEAD
     return replies
+
+
+def _limit_stalls(pipe: Connection) -> None:
+    """Have the kernel end a read or write of this pipe in the middle of a message after `_STALL_S` (Linux)."""
+    seconds, part = divmod(_STALL_S, 1.0)
+    limit = struct.pack("ll", int(seconds), int(part * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def process_size(pid: int) -> tuple[float, int]:
