@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 PULL_S = 8.0
 """Silence after which a pull is sent again; the master answers within about half of it."""
 PATIENCE_S = 60.0
+PAUSE_S = 1.0
+"""Between two pulls of which the first went wrong."""
 RESULT_S = 600.0
 """How long a result waits for a master that is away."""
 GOODBYE_S = 3.0
@@ -164,25 +166,34 @@ class EnvironmentHost:
 
     def _turn(self, offer: OfferEnvironment) -> None:
         """Ask for work once, and take it."""
-        with self._lock:
-            have = tuple(sorted(self._have))
+        try:
+            pulled = self._pull(offer)
+        except JoyNexusError as error:
+            if error.failure.category == "user":
+                raise
+            if not self._away:
+                self._say(f"{error}; this host goes on asking")
+            self._away = True
+            time.sleep(PAUSE_S)
+            return
+        if self._away:
+            self._say("the cluster answers again")
+        self._away = False
+        self._take(pulled)
+
+    def _pull(self, offer: OfferEnvironment) -> PulledWork:
+        """Ask for work, or offer the environment again to a master that has restarted."""
+        with self._lock:  # as if work that nobody wants had ended: else the master would say so again and again
+            have = tuple(sorted(self._have - self._unwanted))
         pull = PullWork(incarnation=self._incarnation, have=have)
         try:
             asked = self._connection.ask(pull, answer_of(PulledWork), patience_s=PATIENCE_S, resend_s=PULL_S)
-            pulled = asked.result()
-            if self._away:
-                self._say("the cluster answers again")
-            self._away = False
+            return asked.result()
         except JoyNexusError as error:
-            if error.code is ErrorCode.NOT_REGISTERED:
-                self._offer(offer)
-            elif error.failure.category == "user":
+            if error.code is not ErrorCode.NOT_REGISTERED:
                 raise
-            elif not self._away:
-                self._away = True
-                self._say(f"{error}; this host goes on asking")
-            return
-        self._take(pulled)
+        self._offer(offer)
+        return PulledWork()
 
     def _take(self, pulled: PulledWork) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from joynexus.client._blobs import LocalBlob
+from joynexus.simulation import serve as serving
 from joynexus.simulation.pool import Deadlines
 from joynexus.simulation.serve import EnvironmentHost, Serving
 from joynexus.simulation.trajectories import unpack
@@ -45,6 +46,7 @@ class FakeMaster:
         self.cancelled: tuple[str, ...] = ()
         self.known = True
         self.refuse_blobs: JoyNexusError | None = None
+        self.refuse_offers: list[JoyNexusError] = []
         self.hold_acts = threading.Event()
         self.hold_acts.set()
         self.ended = threading.Event()
@@ -68,6 +70,8 @@ class FakeMaster:
             self.heard.append(message)
         match message:
             case OfferEnvironment():
+                if self.refuse_offers:
+                    raise self.refuse_offers.pop()
                 self.known = True
                 return EnvironmentOffered(env=f"own/{message.name}"), []
             case PullWork():
@@ -235,6 +239,37 @@ def test_host_that_is_unknown_offers_again_as_the_same_incarnation(
     until(lambda: len(master.of(OfferEnvironment)) == 2)
     first, second = master.of(OfferEnvironment)
     assert first == second
+
+
+def test_host_outlives_a_master_that_goes_while_it_offers_again(
+    master: FakeMaster, serve: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PAUSE_S", 0.01)
+    said = serve()
+    until(lambda: master.of(PullWork), 60)
+    master.refuse_offers = [JoyNexusError(failure(ErrorCode.DEADLINE, "nobody answers"))]
+    master.known = False
+    until(lambda: master.known)
+    master.work = [rollout()]
+    assert [done.task for done in results(master)] == ["t"]
+    assert [line for line in said if "answers" in line] == [
+        "nobody answers; this host goes on asking",
+        "the cluster answers again",
+    ]
+
+
+def test_page_that_nobody_wants_is_not_named_again_while_it_still_runs(
+    master: FakeMaster, serve: Callable[..., list[str]]
+) -> None:
+    """The master answers at once whoever names one: the two would go round as fast as they can."""
+    master.hold_acts.clear()
+    master.work = [rollout("unwanted")]
+    serve()
+    until(lambda: master.of(HostAct), 60)
+    until(lambda: master.of(PullWork)[-1].have == (("unwanted", 1),))
+    master.work, master.cancelled = [], ("unwanted",)
+    until(lambda: master.of(PullWork)[-1].have == ())
+    assert len(master.of(HostAct)) == 1, "it still waits for its first actions"
 
 
 def test_interrupted_host_says_goodbye(master: FakeMaster, serve: Callable[..., list[str]]) -> None:
