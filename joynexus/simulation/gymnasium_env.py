@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Camera, Contract
-from joynexus.simulation.interface import Picture, SimObservation, SimulatorOptions, StepResult
+from joynexus.simulation.interface import Picture, SimObservation, SimulatorOptions, StepResult, check_chunk
 
 RENDER = "render"
 """Name of the camera that draws with `Env.render`, of environments made with `render_mode="rgb_array"`."""
@@ -76,12 +76,7 @@ class GymnasiumSimulator:
         self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
     ) -> StepResult:
         """Execute actions [k, A] until they or the episode end."""
-        if actions.ndim != 2 or actions.shape[1] != self.contract.action_dim or len(actions) == 0:
-            raise ValueError(f"actions have shape {actions.shape}: a chunk is [k, {self.contract.action_dim}]")
-        if not np.isfinite(actions).all():
-            raise ValueError("actions hold numbers that are not finite: the policy's version is broken")
-        if self._done:
-            raise ValueError("the episode has ended: reset the simulator with a seed")
+        check_chunk(actions, self.contract.action_dim, self._done)
         rewards: list[float] = []
         frames: list[Picture] = []
         success = terminated = False

@@ -103,5 +103,15 @@ class Simulator(Protocol):
         """Free what the simulator holds."""
 
 
+def check_chunk(actions: npt.NDArray[np.float32], action_dim: int, ended: bool) -> None:
+    """Refuse a chunk that no simulator can execute; ValueError as `Simulator.step_chunk`."""
+    if actions.ndim != 2 or actions.shape[1] != action_dim or len(actions) == 0:
+        raise ValueError(f"actions have shape {actions.shape}: a chunk is [k, {action_dim}]")
+    if not np.isfinite(actions).all():
+        raise ValueError("actions hold numbers that are not finite: the policy's version is broken")
+    if ended:
+        raise ValueError("the episode has ended: reset the simulator with a seed")
+
+
 class SimulatorError(RuntimeError):
     """A simulator cannot be made on this machine; the sentence says what is missing."""

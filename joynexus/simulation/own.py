@@ -27,6 +27,7 @@ from joynexus.simulation.interface import (
     SimulatorError,
     SimulatorOptions,
     StepResult,
+    check_chunk,
 )
 
 _FORM = "name it as module:function, e.g. my_module:make_env"
@@ -115,18 +116,19 @@ class _Held:
         self._views = [own.cameras.index(camera) for camera in wanted]
         self._count = len(own.cameras)
         self._end_at_success = options.end_at_success
-        self._steps = 0
+        self._steps, self._done = 0, True
         self.contract = msgspec.structs.replace(own, cameras=wanted, episode_limit=limit)
         self.instruction = instruction or str(made.instruction)
 
     def reset(self, seed: int, *, render: bool = True) -> SimObservation:
-        self._steps = 0
+        self._steps, self._done = 0, False
         render = render and bool(self._views)
         return self._checked(self._made.reset(seed, render=render), render)
 
     def step_chunk(
         self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
     ) -> StepResult:
+        check_chunk(actions, self.contract.action_dim, self._done)
         if self.contract.action_low or self.contract.action_high:
             actions = np.clip(actions, self.contract.action_low or None, self.contract.action_high or None)
         actions = actions[: self.contract.episode_limit - self._steps].astype(np.float32)
@@ -142,12 +144,12 @@ class _Held:
             self._steps += 1
             success = success or bool(result.success)
             terminated = bool(result.terminated) or (success and self._end_at_success)
-            done = bool(result.done) or terminated or self._steps >= self.contract.episode_limit
-            if done:
+            self._done = bool(result.done) or terminated or self._steps >= self.contract.episode_limit
+            if self._done:
                 break
-        shown = final and not terminated if done else render
+        shown = final and not terminated if self._done else render
         seen = self._checked(result.observation, shown)
-        return StepResult(seen, np.array(rewards, np.float32), success, done, terminated, tuple(frames))
+        return StepResult(seen, np.array(rewards, np.float32), success, self._done, terminated, tuple(frames))
 
     def close(self) -> None:
         self._made.close()

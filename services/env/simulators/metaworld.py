@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Camera, Contract
-from joynexus.simulation.interface import Picture, SimObservation, SimulatorError, SimulatorOptions, StepResult
+from joynexus.simulation.interface import (
+    Picture,
+    SimObservation,
+    SimulatorError,
+    SimulatorOptions,
+    StepResult,
+    check_chunk,
+)
 from joynexus.simulation.process import Recycling
 from services.env.simulators import metaworld_tasks
 from services.env.simulators.family import Family
@@ -101,12 +108,7 @@ class MetaWorld:
         self, actions: npt.NDArray[np.float32], *, render: bool = True, final: bool = False, record: bool = False
     ) -> StepResult:
         """Execute actions [k, 4] until they or the episode end."""
-        if actions.ndim != 2 or actions.shape[1] != self.contract.action_dim or len(actions) == 0:
-            raise ValueError(f"actions have shape {actions.shape}: a chunk is [k, {self.contract.action_dim}]")
-        if not np.isfinite(actions).all():
-            raise ValueError("actions hold numbers that are not finite: the policy's version is broken")
-        if self._done:
-            raise ValueError("the episode has ended: reset the simulator with a seed")
+        check_chunk(actions, self.contract.action_dim, self._done)
         rewards: list[float] = []
         success, frames, state = False, [], None
         for action in np.clip(actions, -1.0, 1.0).astype(np.float64):

@@ -127,6 +127,20 @@ def test_contract_that_cannot_be_one_is_told_in_a_sentence(
         make("make_point")
 
 
+def test_chunks_that_cannot_be_executed_are_refused_before_the_environment_sees_them() -> None:
+    simulator = make("make_point", episode_limit=2)
+    with pytest.raises(ValueError, match="the episode has ended"):
+        simulator.step_chunk(STILL)
+    simulator.reset(0)
+    with pytest.raises(ValueError, match=r"actions have shape \(1, 3\): a chunk is \[k, 2\]"):
+        simulator.step_chunk(np.zeros((1, 3), np.float32))
+    with pytest.raises(ValueError, match="not finite"):
+        simulator.step_chunk(np.full((1, 2), np.nan, np.float32))
+    assert simulator.step_chunk(STILL.repeat(5, axis=0)).steps == 2
+    with pytest.raises(ValueError, match="the episode has ended"):
+        simulator.step_chunk(STILL)
+
+
 def test_function_may_take_the_options() -> None:
     assert make("make_limited", episode_limit=9).contract.robot == "limit 9"
 
