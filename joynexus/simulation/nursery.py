@@ -2,8 +2,8 @@
 
 In: the names of modules; then one request a worker process, with its pipe. Out: its process id, or why it cannot be
 forked. Never: a graphics context (it does not survive a fork), pickle, or a longer life than its parent's: with the
-nursery all its workers die. A worker that ended keeps its process id until the parent has forgotten it: nobody else gets
-that number, and its CPU time can be read.
+nursery all its workers die. A worker that ended keeps its process id until the parent has forgotten it: nobody else
+gets that number, and its CPU time can be read.
 """
 
 from __future__ import annotations
