@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from joynexus.seeds import derived_seed
-from joynexus.simulation.trajectories import Trajectories, pack
+from joynexus.simulation.trajectories import Trajectories, pack, unpack
 from joynexus.specs import Algorithm, ExplorationSpec, GrpoSpec, OptimizerSpec, PolicySpec, PpoSpec
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.feature import Observation
@@ -19,7 +21,7 @@ from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version
 from joynexus.wire.back import RlBegin, RlEpoch, TrainDone
 from services.trainer.rl.experience import values_of
-from tests.unit.workers import SIDE, Bench, Group, opening
+from tests.unit.workers import SIDE, Bench, Group, opening, spec
 
 
 def made_up(
@@ -257,6 +259,43 @@ class RlLoop:
             metrics += self.update(number, self.roll(policies[acting], number, version=acting + 1))
             policies.append(self.publish())
         return metrics
+
+
+PPO = PpoSpec(minibatch=10, epochs=2)
+GRPO = GrpoSpec(group_size=4, minibatch=10, epochs=2, filter_low=-99, filter_high=99)
+
+
+def begun(bench: Bench, algorithm: PpoSpec | GrpoSpec = PPO, cameras: int = 0, **changes: Any) -> RlLoop:
+    made_of = msgspec.structs.replace(spec(cameras=cameras), **changes)
+    loop = RlLoop(bench, made_of, algorithm)
+    loop.start()
+    return loop
+
+
+def rolled(loop: RlLoop, **changes: Any) -> tuple[str, ...]:
+    """Pages of the first update; the first one with changes."""
+    pages = loop.roll(loop.acting, 0)
+    if changes:
+        page = dataclasses.replace(unpack(loop.bench.blobs.path(pages[0]).read_bytes()), **changes)
+        pages = (loop.bench.blobs.put_bytes(pack(page)), *pages[1:])
+    return pages
+
+
+def send(loop: RlLoop, epoch: RlEpoch | None, **fields: Any) -> TrainDone:
+    """Do an epoch that may be refused."""
+    loop.seq += 1
+    return loop.bench.one(Group().op(loop.name, loop.seq, "rl_epoch", rl=epoch, **fields))
+
+
+def state(loop: RlLoop) -> dict[str, torch.Tensor]:
+    slot = next(iter(loop.bench.engine._slots.values()))
+    tensors, _ = slot._learner.state()
+    return tensors | ({} if slot._proximal is None else {"proximal": slot._proximal[1].clone()})
+
+
+def unchanged(loop: RlLoop, before: dict[str, torch.Tensor]) -> bool:
+    after = state(loop)
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def of_chunk(spec: PolicySpec, chunk: int, **changes: Any) -> PolicySpec:
