@@ -52,21 +52,27 @@ class VideoWriter:
         self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, "yuv420p"
         self._stream.options = dict(options)
         self._stream.codec_context.thread_count = 1
-        self.frames = 0
+        self.frames, self._broken = 0, False
 
     def add(self, picture: Picture) -> None:
         """Append one picture, [H, W, 3] uint8."""
         if picture.shape != self._shape or picture.dtype != np.uint8:
             raise ValueError(f"a picture is {picture.dtype} {picture.shape}, but the video has uint8 {self._shape}")
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-        self._container.mux(self._stream.encode(frame))
+        self._encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24"))
         self.frames += 1
 
     def close(self) -> None:
-        """Write what is left; the file is complete afterwards."""
-        if self.frames:
-            self._container.mux(self._stream.encode(None))
-        self._container.close()
+        """Write what is left; the file is complete afterwards, unless a picture could not be written."""
+        try:
+            if self.frames and not self._broken:
+                self._encode(None)
+        finally:
+            self._container.close()
+
+    def _encode(self, frame: av.VideoFrame | None) -> None:
+        self._broken = True  # FFmpeg crashes where it is asked to go on after its disk was full
+        self._container.mux(self._stream.encode(frame))
+        self._broken = False
 
     def __enter__(self) -> Self:
         return self
