@@ -107,6 +107,11 @@ def check_contract(contract: Contract) -> None:
     ):
         if not all(map(math.isfinite, values)):
             raise _invalid(f"the contract's {field} is not finite: leave it out if there is none")
+        if field != "rate_hz" and len(values) not in (0, contract.action_dim):
+            raise _invalid(
+                f"the contract's {field} has {len(values)} values, but its action_dim is {contract.action_dim}: give "
+                "one for each dimension, or none"
+            )
 
 
 def check_job(spec: JobSpec) -> None:

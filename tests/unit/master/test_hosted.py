@@ -508,6 +508,7 @@ def test_result_of_another_kind_is_refused(world: World) -> None:
         ({"software": {str(index): "1" for index in range(100)}}, "software has at most 32 entries"),
         ({"contract": msgspec.structs.replace(CONTRACT, state_dim=10**9)}, "state_dim must lie between"),
         ({"contract": msgspec.structs.replace(CONTRACT, rate_hz=float("inf"))}, "rate_hz is not finite"),
+        ({"contract": msgspec.structs.replace(CONTRACT, action_low=(-1.0,) * 9)}, "action_low has 9 values"),
         ({"contract": msgspec.structs.replace(CONTRACT, robot="x" * 500_000)}, "a contract has at most"),
         (
             {"contract": msgspec.structs.replace(CONTRACT, cameras=(Camera(name="c", height=1, width=10**6),))},
