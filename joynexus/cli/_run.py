@@ -189,8 +189,10 @@ def evaluate(
             videos=videos,
         )
     if repeat > 1:
-        if detach or not isinstance(job, EvaluateSpec):
-            raise ValueError("--repeat compares evaluations in a simulator, and waits for them: leave --detach out")
+        if detach or video_dir is not None or not isinstance(job, EvaluateSpec):
+            raise ValueError(
+                "--repeat compares evaluations in a simulator, and waits for them: leave --detach and --video-dir out"
+            )
         _repeat(job, repeat, config, json)
         return
     _run(job, config, detach, json, video_dir=video_dir)

@@ -192,6 +192,12 @@ def test_repeated_evaluation_that_differs_is_an_error_that_names_the_episode(
     assert "evaluation 2 differs from the first: seed 1 of metaworld/reach-v3" in " ".join(lines)
 
 
+@pytest.mark.parametrize("option", [("--detach",), ("--video-dir", "videos")])
+def test_repeated_evaluation_refuses_what_it_would_ignore(joynexus: Run, option: tuple[str, ...]) -> None:
+    lines = joynexus("evaluate", "--policy", "p", "--env", "metaworld/reach-v3", "--repeat", "2", *option, code=1)
+    assert "leave --detach and --video-dir out" in " ".join(lines)
+
+
 def test_another_contract_is_a_difference() -> None:
     other = msgspec.structs.replace(evaluation(1.0), contract_digest="d")
     assert "contract was c, then d" in (first_difference(evaluation(1.0), other) or "")
