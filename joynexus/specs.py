@@ -341,7 +341,8 @@ class PipelineSpec(
 
     Attributes:
         policy: name of the policy; a stage in YAML that names none is about this one.
-        stages: the jobs. An evaluation's version 0 means the newest when its turn comes.
+        stages: the jobs. An evaluation's version 0 means what a stage before it published last, else the newest when
+            its turn comes.
     """
 
     policy: str

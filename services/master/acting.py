@@ -2,7 +2,7 @@
 
 In: `Act` and `WorkerAct`, `PredictDone`. Out: `PredictGroup`, `Actions`. Never: a decoded picture: the request's body
 and buffers go through as they came; or a group before everything that has come meanwhile is known, which is at the next
-tick. `batching.py` decides when a group is sent.
+tick. `batching.py` decides when a group is sent, `act_groups.py` makes it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 import msgspec
 
 from common.journal.records import VersionRecord
-from joynexus.wire import Array, Buffer, ErrorCode, JoyNexusError, Message, failure, limits
-from joynexus.wire.back import PredictDone, Predicted, PredictGroup, PredictItem, WorkerAct
-from joynexus.wire.front import Act, Actions
-from services.master.batching import Batcher, Request
+from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message, failure, limits
+from joynexus.wire.back import PredictDone, Predicted, WorkerAct
+from joynexus.wire.front import Act
+from services.master.act_groups import ActRequest, InferenceWorker, group_of, reply_to, rows_of
+from services.master.batching import Batcher
 from services.master.config import CoreConfig
-from services.master.device_time import DeviceTime
 from services.master.events import BackMessage, FrontMessage, Peer
 from services.master.lanes import Counters
 from services.master.limits import Limits, Pace
 from services.master.metering import Meter
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
-from services.master.policy import Policy
 from services.master.roster import Roster, Worker
 from services.master.serving import Serving
 from services.master.tasks import Task
@@ -38,41 +37,6 @@ _MAX_BODY_BYTES = 512 * 1024
 """A request travels inside the body of a group."""
 _MAX_WAIT_S = 3600.0
 _FEW = 64
-
-
-class ActRequest(Request, kw_only=True, eq=False):
-    """A request to act, on its way; `held` are its bytes in memory."""
-
-    peer: Peer
-    re: str
-    policy: Policy
-    version: int
-    digest: str
-    scope: str
-    body: bytes
-    buffers: tuple[Buffer, ...]
-    held: int
-    deadline: float
-    kills: int = 0
-    done: bool = False
-
-
-class InferenceWorker(msgspec.Struct, eq=False):
-    """An inference worker.
-
-    Attributes:
-        groups: what it has, by task, in order.
-        since: since when it has been free, or at its first group.
-    """
-
-    worker: Worker
-    groups: dict[str, list[ActRequest]]
-    since: float
-
-    def free_at(self, device: DeviceTime) -> float | None:
-        """Return when it will have done its first group; None if nobody knows."""
-        seconds = device.of(_rows(next(iter(self.groups.values()))))
-        return None if seconds is None else self.since + seconds
 
 
 class Acting:
@@ -155,14 +119,14 @@ class Acting:
         self._roster.take(worker, message.task)
         group = station.groups.pop(message.task)
         if any(item.error is None for item in message.items):
-            self._batcher(backbone).device.note(_rows(group), self._outbox.now - station.since)
+            self._batcher(backbone).device.note(rows_of(group), self._outbox.now - station.since)
         station.since = self._outbox.now
         waiting = {str(index): request for index, request in enumerate(group)}
         for item in message.items:
             request = waiting.pop(item.request, None)
             if request is not None:
                 self._settle(request, item)
-                self._answer(request, *_reply(item, said.buffers))
+                self._answer(request, *reply_to(item, said.buffers))
         missing = failure(ErrorCode.INTERNAL, "the inference worker left this request out: see its log")
         for request in waiting.values():
             self._answer(request, missing)
@@ -354,29 +318,11 @@ class Acting:
         return min(busy, key=lambda pair: pair[0], default=None)
 
     def _give(self, station: InferenceWorker, group: list[ActRequest]) -> None:
-        items: list[PredictItem] = []
-        buffers: list[Buffer] = []
-        for index, request in enumerate(group):
-            items.append(
-                PredictItem(
-                    request=str(index),
-                    tenant=request.tenant,
-                    policy=request.policy.name,
-                    version=request.version,
-                    digest=request.digest,
-                    act=request.body,
-                    first_buffer=len(buffers),
-                    buffers=len(request.buffers),
-                    feature_scope=request.scope,
-                )
-            )
-            buffers += request.buffers
         task = self._outbox.new_id()
         if not station.groups:
             station.since = self._outbox.now
         station.groups[task] = group
-        message = PredictGroup(task=task, attempt=1, items=tuple(items))
-        self._roster.give(station.worker, task, 1, message, buffers)
+        self._roster.give(station.worker, task, 1, *group_of(task, group))
 
     def _settle(self, request: ActRequest, item: Predicted) -> None:
         self._batcher(request.policy.spec.backbone).settle(request, item.busy_s)
@@ -432,25 +378,3 @@ class Acting:
                 wait_s=self._config.batch_wait_s,
             )
         return batcher
-
-
-def _rows(group: list[ActRequest]) -> int:
-    return sum(request.rows for request in group)
-
-
-def _reply(item: Predicted, buffers: tuple[Buffer, ...]) -> tuple[Message, tuple[Buffer, ...]]:
-    """Turn a worker's answer into the asker's, with the buffers that are its own."""
-    if item.error is not None:
-        return item.error, ()
-    drawn = item.exploration
-    arrays = [item.actions, *((drawn.sample, drawn.log_prob, drawn.value) if drawn is not None else ())]
-    mine: list[Buffer] = []
-    moved: list[Array] = []
-    for array in arrays:
-        if array is None or not 0 <= array.frame < len(buffers):
-            return failure(ErrorCode.INTERNAL, "the inference worker answered without actions: see its log"), ()
-        moved.append(msgspec.structs.replace(array, frame=len(mine)))
-        mine.append(buffers[array.frame])
-    if drawn is not None:
-        drawn = msgspec.structs.replace(drawn, sample=moved[1], log_prob=moved[2], value=moved[3])
-    return Actions(version=item.version, actions=moved[0], exploration=drawn), tuple(mine)

@@ -308,6 +308,10 @@ class DrivingJob(Job):
         others = ", ".join(f"'{name}'" for name in self.tools.training.backbones())
         return f"a trainer with backbone '{backbone}'" + (f" (there are {others})" if others else "")
 
+    def _versions_of(self, policy: Policy) -> list[int]:
+        """Return the versions that this job has published and that are kept, in order."""
+        return sorted(version for version, record in policy.versions.items() if record.job == self.id)
+
     def _settled(self, policy: Policy, seq: int) -> Op | None:
         """Return an op of this job whose outcome is durable and counts."""
         op = policy.ops.get(seq)

@@ -79,7 +79,6 @@ class EvaluationJob(Job):
         return [*super().forget(), *pages]
 
     def _step(self) -> None:
-        self.pin.hold()
         if len(self._pages) == self._plan.pages:
             self._result = self._summary()
             self.succeed()
@@ -205,7 +204,6 @@ class DatasetEvaluationJob(Job):
         self.pin = Pin(self)
 
     def _step(self) -> None:
-        self.pin.hold()
         if self._task is not None:
             return
         found = self._dataset(self.spec.dataset)

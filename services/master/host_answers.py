@@ -6,8 +6,6 @@ Never: trust in a size, a count, a number or a digest; or an exception for anyth
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from joynexus.contract import Contract, Statistics
@@ -22,6 +20,8 @@ from services.master.plan import has_ended
 MAX_CREDIT = 64
 MAX_SOFTWARE = 32
 """Entries in what a host says of its software."""
+MAX_REWARD = 1e30
+"""Of an episode; sums of such stay finite."""
 MAX_WORDS = 400
 """Characters of a sentence that a host says."""
 _TELLABLE = frozenset(
@@ -63,15 +63,15 @@ def checked_rollout(env: str, asked: Rollout, said: RolloutDone, stored: int) ->
     task, attempt = said.task, said.attempt
     if said.error is not None:
         return RolloutDone(task=task, attempt=attempt, error=_checked_failure(env, said.error))
-    problem = _problem(asked, said, stored)
+    episodes = tuple(msgspec.structs.replace(one, failure=_words(one.failure), env="") for one in said.episodes)
+    problem = _problem(asked, msgspec.structs.replace(said, episodes=episodes), stored)
     if problem:
         sentence = f"{env} gave a result that cannot be: {problem}"
         return RolloutDone(task=task, attempt=attempt, error=failure(ErrorCode.BAD_DATA, sentence))
-    episodes = (msgspec.structs.replace(one, failure=one.failure[:MAX_WORDS], env="") for one in said.episodes)
     return RolloutDone(  # without its seconds: nobody is charged for those of the tenant's own machine
         task=task,
         attempt=attempt,
-        episodes=tuple(episodes),
+        episodes=episodes,
         contract_digest=said.contract_digest,
         software=_software(said.software),
         trajectories=said.trajectories,
@@ -99,8 +99,8 @@ def _problem(asked: Rollout, said: RolloutDone, stored: int) -> str:
     limit = asked.episode_limit or asked.contract.episode_limit or MAX_STEPS
     if any(not 0 <= episode.steps <= limit for episode in said.episodes):
         return f"an episode has less than 0 or more than {limit} steps"
-    if any(not math.isfinite(episode.reward) for episode in said.episodes):
-        return "a reward is not finite"
+    if any(not abs(episode.reward) <= MAX_REWARD for episode in said.episodes):  # also refuses NaN
+        return f"the reward of an episode is no number within ±{MAX_REWARD:g}"
     if said.videos or any(episode.video for episode in said.episodes):
         return "it has videos, which are not taken from hosts"
     if said.trajectories and asked.collect is None:
@@ -116,7 +116,13 @@ def _problem(asked: Rollout, said: RolloutDone, stored: int) -> str:
 
 def _checked_failure(env: str, said: Failure) -> Failure:
     code = said.code if said.code in _TELLABLE else ErrorCode.BAD_DATA
-    return failure(code, f"{env}: {said.message[:MAX_WORDS]}")
+    return failure(code, f"{env}: {_words(said.message)}")
+
+
+def _words(said: str) -> str:
+    """One line that a log or a terminal may show as it is."""
+    start = said[: 2 * MAX_WORDS]
+    return " ".join("".join(char if char.isprintable() else " " for char in start).split())[:MAX_WORDS]
 
 
 def _software(said: dict[str, str]) -> dict[str, str]:

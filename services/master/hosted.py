@@ -106,7 +106,9 @@ class Hosts:
         host = self._of(asked, message.incarnation)
         if len(message.have) > 2 * MAX_CREDIT:
             raise refuse(ErrorCode.INVALID, f"a host has at most {2 * MAX_CREDIT} pieces of work")
-        host.pull = asked
+        if host.pull is not None and (host.pull.peer, host.pull.header.id) != (asked.peer, asked.header.id):
+            self._answer(host, PulledWork())  # it asks anew, maybe through another connection
+        host.pull = msgspec.structs.replace(asked, body=b"", buffers=())  # it waits long, and may have been made large
         host.idle += 1
         if not self._tell(host):
             idle = host.idle

@@ -67,12 +67,14 @@ class Job(ABC):
     Attributes:
         record: its journal row.
         waiting_for: clause for `JobInfo.message`, if it waits for something.
+        waits_at: under which key it waited last (`Tools.wait`).
     """
 
     def __init__(self, record: JobRecord, tools: Tools) -> None:
         self.record = record
         self.tools = tools
         self.waiting_for = ""
+        self.waits_at: tuple[str, ...] = ()
         self._advancing = False
         self._held: Sequence[tuple[str, int]] = ()
 
@@ -144,6 +146,10 @@ class Job(ABC):
                 self.fail(error)
             self.advance()
 
+    def discard(self) -> None:
+        """It could not be written down, so it was never there."""
+        self._release()
+
     def forget(self) -> list[Record]:
         """It ended long ago: give up what it still holds, and return the records that are to go."""
         return [msgspec.structs.replace(self.record, gone=True)]
@@ -209,7 +215,7 @@ class Job(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Give up what it holds; it has ended."""
+        """Give up what it holds; it has ended, or never began."""
 
     def _end(self, state: str, **fields: object) -> None:
         self.change(state=state, ended_s=self.tools.outbox.now, **fields)

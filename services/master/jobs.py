@@ -87,6 +87,7 @@ class Jobs:
             job.advance()
 
         def lost(reason: str) -> None:
+            job.discard()
             del self._by_key[place]
             for waiter in self._unsaved.pop(place):
                 self._outbox.answer(waiter, not_saved("the job", reason).failure)
@@ -171,7 +172,8 @@ class Jobs:
 
     def version_settled(self, policy: Policy, version: int, error: Failure | None) -> None:
         """Inference has applied or refused a version, or there is no inference any more."""
-        job = self._jobs.get(policy.tenant, {}).get(policy.job)
+        record = policy.versions.get(version)
+        job = self.find(policy.tenant, record.job) if record is not None else None
         if job is not None:
             job.version_settled(version, error)
 
@@ -265,7 +267,10 @@ class Jobs:
             version=version,
             pipeline=pipeline,
         )
-        return kind(record, self._tools)
+        job = kind(record, self._tools)
+        if isinstance(job, EvaluationJob | DatasetEvaluationJob):
+            job.pin.hold()  # now: an RL job may let go of the version before this one is on disk
+        return job
 
     def _version(self, tenant: str, spec: EvaluateSpec | EvaluateDatasetSpec) -> int:
         found = self._tools.policies.version(tenant, spec.policy, spec.version)
@@ -292,10 +297,15 @@ class Jobs:
 
     def wait(self, job: Job, key: tuple[str, ...]) -> None:
         """Have a job advanced when something about this key happens."""
+        job.waits_at = key
         self._waiting[key][f"{job.tenant}/{job.id}"] = job
 
     def note_ended(self, job: Job) -> None:
         """Tell its pipeline; forget the jobs that ended longest ago, if the tenant has too many."""
+        if job.waits_at in self._waiting:
+            self._waiting[job.waits_at].pop(f"{job.tenant}/{job.id}", None)
+            if not self._waiting[job.waits_at]:
+                del self._waiting[job.waits_at]
         ended = self._ended[job.tenant]
         ended.append(job)
         while len(ended) > self._tools.config.kept_jobs:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -139,6 +139,23 @@ class Lanes(Generic[T]):
             del self._lanes[tenant]
         return item
 
+    def remove(self, tenant: str, unwanted: Callable[[T], bool]) -> None:
+        """Take out those of a tenant's pieces that nobody wants any more."""
+        lane = self._lanes.get(tenant)
+        if lane is None:
+            return
+        self._refresh()
+        kept = [item for item in lane if not unwanted(item)]
+        self._size -= len(lane) - len(kept)
+        lane.clear()
+        lane.extend(kept)
+        if kept:
+            return
+        del self._lanes[tenant]
+        for heap in self._heaps.values():
+            heap[:] = [entry for entry in heap if entry[2] != tenant]
+            heapq.heapify(heap)
+
     def head(self) -> str | None:
         """Return the tenant whose turn it is; None if nothing waits."""
         self._refresh()
@@ -187,7 +204,8 @@ class Lanes(Generic[T]):
             counter, _, tenant = heap[0]
             used = self._counters.used(tenant)
             if not used > counter + abs(counter) * _ROUNDING:  # what was given back may leave a hair less than nothing
-                self._floors[priority] = max(self._floors.get(priority, 0.0), used)
+                if not self._skipped:  # else somebody who waits has used less
+                    self._floors[priority] = max(self._floors.get(priority, 0.0), used)
                 return tenant
             heapq.heappop(heap)
             self._enter(tenant)

@@ -122,10 +122,14 @@ class Outcomes:
         covered = OpsCovered(tenant=policy.tenant, policy=policy.name, covered=done.seq, forget=forget)
 
         span = [policy.ops[seq] for seq in range(policy.covered + 1, done.seq + 1)]
-        # Their outcomes are on their way to the disk, each in a transaction of its own that may fail alone.
+        # Their outcomes are on their way to the disk, each in a transaction of its own that may fail alone. So may the
+        # one of the checkpoint before this one, with what belongs to it.
         outcomes = [record for op in span for record in op.unsaved]
+        policy.uncovered = parts = [*policy.uncovered, *self.covering(policy, done.seq)]
 
         def saved() -> None:
+            durable = set(map(id, parts))
+            policy.uncovered = [part for part in policy.uncovered if id(part) not in durable]
             first = policy.covered + 1
             if first > record.seq:
                 return  # a full disk held this up, and a newer one overtook it
@@ -142,7 +146,7 @@ class Outcomes:
             policy.forgotten = max(policy.forgotten, forget)
             self.covered(policy)
 
-        self._outbox.save([*outcomes, record, covered, *self.covering(policy, done.seq)], saved)
+        self._outbox.save([*outcomes, record, covered, *parts], saved)
 
     def _save(self, policy: Policy, op: Op, outcome: OpDone, extra: Sequence[Record]) -> None:
         op.done = outcome

@@ -95,6 +95,7 @@ class PipelineJob(Job):
             self.tools.begin_stage(stage)
 
         def lost(reason: str) -> None:
+            stage.discard()
             self._busy = False
             self.tools.outbox.after(self.tools.config.retry_s, self.advance)
 

@@ -227,11 +227,19 @@ def _task_result(env: str, episodes: Sequence[EpisodeResult], contract_digest: s
         success=successes / count,
         low=low,
         high=high,
-        mean_steps=sum(episode.steps for episode in episodes) / count,
-        mean_reward=math.fsum(episode.reward for episode in episodes) / count,
+        mean_steps=mean([episode.steps for episode in episodes]),
+        mean_reward=mean([episode.reward for episode in episodes]),
         failures=failures,
         contract_digest=contract_digest,
     )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, 0 of nothing; NaN if it is no number, because a simulator pays what it likes."""
+    try:
+        return math.fsum(values) / len(values) if values else 0.0
+    except (OverflowError, ValueError):  # too large, or both infinities
+        return math.nan
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:

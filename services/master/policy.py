@@ -9,7 +9,7 @@ from collections import Counter
 
 import msgspec
 
-from common.journal.records import CheckpointRecord, PolicyRecord, StateRecord, VersionRecord
+from common.journal.records import CheckpointRecord, PolicyRecord, Record, StateRecord, VersionRecord
 from joynexus.specs import PolicySpec
 from joynexus.wire.front import PolicyInfo, VersionInfo
 from services.master.ops import Op
@@ -42,6 +42,7 @@ class Policy:
         refusals: how often ops were taken back because the disk refused one.
         newest: newest version that inference did not refuse.
         checkpoint: the newest that is durable; `covering` the newest that was taken.
+        uncovered: records that belong to checkpoints, parts of curves for instance, and are not durable yet.
         step: optimizer steps after op `told`, the highest whose outcome was told.
         loop, job: who drives it, if anybody.
         checkpoint_every: optimizer steps between checkpoints.
@@ -70,6 +71,7 @@ class Policy:
         self.promised: dict[str, int] = {}  # state -> the accepted op that saves it last
         self.checkpoint: CheckpointRecord | None = None
         self.covering: CheckpointRecord | None = None
+        self.uncovered: list[Record] = []
         self.loop: Loop | None = None
         self.job = ""
         self.checkpoint_every = 0

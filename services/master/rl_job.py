@@ -26,9 +26,9 @@ from services.master.evaluation_jobs import missing_inference
 from services.master.job import Tools
 from services.master.ops import Op
 from services.master.outbox import refuse
-from services.master.plan import PlannedOp, RlPlan, compile_rl
+from services.master.plan import PlannedOp, RlPlan, compile_rl, mean
 from services.master.policy import Policy
-from services.master.rollouts import Rollouts, episodes_of, mean
+from services.master.rollouts import Rollouts, episodes_of
 from services.master.tasks import EnvAnswer, Task, simulator_need, whoever_serves
 
 _CURVE_POINTS = 500
@@ -80,6 +80,11 @@ class RlJob(DrivingJob):
             records += self._rollouts.drop_update(planned.update)
         curve = self._curve.fold(points, [op.done for op in epochs if op.done is not None])
         return records if curve is None else [curve, *records]
+
+    def version_settled(self, version: int, error: Failure | None) -> None:
+        """Inference has applied or refused a version: the one that served until now may not be needed any more."""
+        super().version_settled(version, error)
+        self._retire(self.tools.policies.get(self.tenant, self.policy_name))
 
     def restore_curve(self, record: CurveRecord) -> None:
         """Take a part of the curve back; they come in order."""
@@ -209,9 +214,8 @@ class RlJob(DrivingJob):
     def _restored(self, policy: Policy) -> None:
         if self.ended:
             self.tools.outbox.save(self._rollouts.drop_all())
-        mine = [version for version, record in policy.versions.items() if record.job == self.id]
-        if mine and self.record.initial_version:
-            self._note_version(policy, max(mine))
+        for version in self._versions_of(policy):
+            self._note_version(policy, version)
 
     def _note(self, policy: Policy, op: Op) -> None:
         published = op.record.kind == "publish" and op.done is not None and op.done.result.error is None
@@ -239,10 +243,10 @@ class RlJob(DrivingJob):
         self._retire(policy)
 
     def _retire(self, policy: Policy) -> None:
+        served = self.tools.serving.newest(policy)  # until a worker has the newest one in memory
         needed = {self.record.initial_version, self.record.version, *self._rollouts.acting}
-        mine = [version for version, record in policy.versions.items() if record.job == self.id]
-        for version in mine:
-            if version not in needed:
+        for version in self._versions_of(policy):
+            if version not in needed and not (served is not None and version == served.version):
                 self.tools.policies.retire(policy, version)
 
     def _point(self, update: int, last: Op) -> UpdatePoint:
@@ -291,7 +295,9 @@ class RlJob(DrivingJob):
         if self._describing is not None:
             self.tools.env.cancel([self._describing])
         curve = self._curve.close()
-        self.tools.outbox.save([*([curve] if curve is not None else []), *self._rollouts.drop_all()])
+        records: list[Record] = [*([curve] if curve is not None else []), *self._rollouts.drop_all()]
+        if records:
+            self.tools.outbox.save(records)
         policy = self.tools.policies.find(self.tenant, self.policy_name)
         if policy is not None:
             self._retire(policy)

@@ -10,7 +10,6 @@ again from the same seeds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -21,7 +20,7 @@ from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import Collect, Rollout, RolloutDone
 from joynexus.wire.front import EpisodeResult
 from services.master.job import Job
-from services.master.plan import RlPlan, has_ended
+from services.master.plan import RlPlan, has_ended, mean
 from services.master.policy import Policy
 from services.master.tasks import EnvAnswer, Task, simulator_need
 from services.master.tickets import Tickets
@@ -208,8 +207,3 @@ class Rollouts:
 def episodes_of(pages: Sequence[PageRecord]) -> list[EpisodeResult]:
     """Return the episodes that count: those that could be run."""
     return [episode for page in pages for episode in page.episodes if has_ended(episode)]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean, 0 of nothing."""
-    return math.fsum(values) / len(values) if values else 0.0

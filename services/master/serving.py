@@ -111,11 +111,13 @@ class Serving:
         self._roster.take(worker, _offer_id(message))
         policy = self._policies.find(message.tenant, message.policy)
         version = policy.versions.get(message.version) if policy else None
+        if policy is None or version is None:
+            return  # it was let go of meanwhile
         self._outbox.log(
             "error", "weights_refused", worker=worker.name, policy=message.policy, reason=message.error.message
         )
         key = (message.tenant, message.policy, message.version)
-        if policy is None or version is None or key not in self._offered:
+        if key not in self._offered:
             return  # it serves elsewhere: that worker is at fault, not the version
         if message.error.category == "server":
             self._faults[key] += 1

@@ -107,7 +107,7 @@ class EnvQueue:
         self._running: dict[str, Task] = {}
         self._costs: dict[str, float] = {}  # seconds of a task, by need
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
-        self._ready: defaultdict[str, OrderedDict[Setup, None]] = defaultdict(OrderedDict)  # incarnation -> newest last
+        self._ready: defaultdict[str, OrderedDict[Setup, None]] = defaultdict(OrderedDict)  # by worker, newest last
         roster.add_staff("env", self)
 
     def submit(self, task: Task) -> None:
@@ -125,6 +125,10 @@ class EnvQueue:
                 workers[task.worker.name] = task.worker
                 self._roster.cancel(task.worker, task.id)
                 self._forget(task)
+        for need, tenant in {(task.need, task.tenant) for task in tasks}:  # nobody may ever serve that need
+            if need in self._waiting:
+                self._waiting[need].remove(tenant, lambda task: task.cancelled)
+                self._tidy(need)
         for worker in workers.values():
             self._employ(worker)
 
@@ -155,7 +159,7 @@ class EnvQueue:
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's tasks that wait (for status)."""
-        return sum(not task.cancelled for lanes in self._waiting.values() for task in lanes.of(tenant))
+        return sum(lanes.waiting(tenant) for lanes in self._waiting.values())
 
     def running(self, tenant: str) -> int:
         """Number of a tenant's tasks that run (for status)."""
@@ -164,7 +168,7 @@ class EnvQueue:
     def oldest(self, tenant: str) -> float | None:
         """When the oldest task of a tenant that waits was submitted; None if none waits (for status)."""
         waiting = (task for lanes in self._waiting.values() for task in lanes.of(tenant))
-        return min((task.since for task in waiting if not task.cancelled), default=None)
+        return min((task.since for task in waiting), default=None)
 
     def tenants(self) -> set[str]:
         """Tenants with tasks here (for status)."""
@@ -216,11 +220,12 @@ class EnvQueue:
         for need in self._needs(worker):
             if self._serving[need].get(worker.name) is worker:
                 del self._serving[need][worker.name]
+            self._tidy(need)
 
     def lost(self, worker: Worker) -> None:
         """An env worker is dead: its tasks are done again elsewhere, from the start."""
         self.leaving(worker)
-        self._ready.pop(worker.register.incarnation, None)
+        self._ready.pop(worker.name, None)
         for id_ in list(worker.given):  # a job that fails over one task cancels its others, also those here
             task = self._running.get(id_)
             if task is None:
@@ -247,11 +252,11 @@ class EnvQueue:
     def _fill(self, need: str) -> None:
         """Give what waits for a need to the workers that serve it, the least loaded first."""
         lane = lane_of(need)
-        while len(self._waiting[need]):
-            free = [worker for worker in self._serving[need].values() if self._credit(worker, lane) > 0]
+        while (lanes := self._waiting.get(need)) and (serving := self._serving.get(need)):
+            free = [worker for worker in serving.values() if self._credit(worker, lane) > 0]
             if not free:
                 return
-            head = self._waiting[need].peek()
+            head = lanes.peek()
             self._give(max(free, key=lambda worker: self._fitness(worker, head)), need)
 
     def _employ(self, worker: Worker) -> None:
@@ -261,7 +266,8 @@ class EnvQueue:
         for lane in worker.register.credit:
             needs = [need for need in self._needs(worker) if lane_of(need) == lane]
             while self._credit(worker, lane) > 0:
-                heads = [(need, head) for need in needs if (head := self._waiting[need].peek()) is not None]
+                waiting = [(need, lanes) for need in needs if (lanes := self._waiting.get(need))]
+                heads = [(need, head) for need, lanes in waiting if (head := lanes.peek()) is not None]
                 if not heads:
                     break
                 # Of one tenant the older first: its jobs in one family never let those in another one starve.
@@ -276,7 +282,8 @@ class EnvQueue:
             lanes.skip()
         task = lanes.pop()
         lanes.unskip()
-        if task is None or task.cancelled:
+        self._tidy(need)
+        if task is None:
             return
         self._note_setup(worker, task)
         task.attempt += 1
@@ -310,20 +317,30 @@ class EnvQueue:
     def _fitness(self, worker: Worker, task: Task | None) -> tuple[bool, int, int]:
         """Rank workers for a task: has it ready, has most credit, gives up least for it."""
         lane = "simulator" if task is None else lane_of(task.need)
-        return self._is_ready(worker, task), self._credit(worker, lane), -len(self._ready[worker.register.incarnation])
+        return self._is_ready(worker, task), self._credit(worker, lane), -len(self._ready[worker.name])
 
     def _is_ready(self, worker: Worker, task: Task | None) -> bool:
-        return task is not None and task.setup in self._ready[worker.register.incarnation]
+        return task is not None and task.setup in self._ready[worker.name]
 
     def _note_setup(self, worker: Worker, task: Task) -> None:
         """A worker keeps some simulators ready: about as many as it runs at once."""
         if task.setup is None:
             return
-        ready = self._ready[worker.register.incarnation]
+        ready = self._ready[worker.name]
         ready[task.setup] = None
         ready.move_to_end(task.setup)
         while len(ready) > max(1, worker.register.credit.get("simulator", 1)):
             ready.popitem(last=False)
+
+    def _tidy(self, need: str) -> None:
+        """Keep nothing of a tenant's environment that nothing waits for and nobody serves: names are its choice."""
+        if not need.startswith(f"{OWN}:"):
+            return
+        if not self._waiting.get(need):
+            self._waiting.pop(need, None)
+            self._costs.pop(need, None)
+        if not self._serving.get(need):
+            self._serving.pop(need, None)
 
     def _credit(self, worker: Worker, lane: str) -> int:
         used = sum(lane_of(self._running[id_].need) == lane for id_ in worker.given)

@@ -183,6 +183,8 @@ class TrainingJob(DrivingJob):
         mounted = self.record.feature_scope != feature_scope(self.tenant, self.tenant, "")
         if not self.ended and not mounted:  # a mounted set stays anyway
             self._hold(self.tools.catalog.blobs(self.tenant, self.record.manifest))
+        for version in self._versions_of(policy):  # their ops may be forgotten, and this not yet written down
+            self._note_version(version)
 
     def _note(self, policy: Policy, op: Op) -> None:
         while (step := self._settled(policy, self._seq(len(self._curve)))) is not None:
@@ -190,10 +192,14 @@ class TrainingJob(DrivingJob):
                 break
             self._curve.add(step)
         if op.record.kind == "publish" and op.done is not None and op.done.result.error is None:
-            initial = self.record.initial and op.record.seq == self.record.first_seq
-            field = "initial_version" if initial else "version"
-            if getattr(self.record, field) != op.record.version:
-                self.change(**{field: op.record.version})
+            self._note_version(op.record.version)
+
+    def _note_version(self, version: int) -> None:
+        """A version is published: the untrained policy, if the job begins with that, or what it was trained to."""
+        initial = self.record.initial and self.record.initial_version in (0, version)
+        field = "initial_version" if initial else "version"
+        if getattr(self.record, field) != version:
+            self.change(**{field: version})
 
     def _holes(self, policy: Policy) -> int:
         return self._curve.holes(self.record.resumed)

@@ -6,7 +6,7 @@ import itertools
 
 from joynexus.specs import EvaluateSpec
 from joynexus.wire.back import Leaving, Rollout
-from joynexus.wire.front import GetJob, JobInfo
+from joynexus.wire.front import CancelJob, GetJob, JobInfo
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import check, rl
@@ -103,3 +103,17 @@ def test_workers_that_join_and_leave_in_the_middle_change_nothing_but_who_does_t
     assert number > 4
     assert world.ask(GetJob(job=job.job), JobInfo).state == "succeeded"
     check(world, spec)
+
+
+def test_work_that_was_cancelled_leaves_nothing_behind_though_nobody_serves_it() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    kept = submit(world, EvaluateSpec(policy="p", env="libero/libero_object/0", episodes=5), key="kept", tenant="b")
+    for number in range(20):
+        spec = EvaluateSpec(policy="p", env="libero/libero_object/0", episodes=50)
+        job = submit(world, spec, key=f"e{number}")
+        world.ask(CancelJob(job=job.job), JobInfo)
+    assert sum(map(len, world.core._env._waiting.values())) == 1
+    (worker,) = [FakeEnv(world, new_incarnation(), key="env", serves=("libero",))]
+    worker.work()
+    assert info(world, kept.job, tenant="b").state == "succeeded"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import msgspec
+import numpy as np
 import pytest
 
 from joynexus.contract import Camera
@@ -428,7 +431,8 @@ def test_result_that_cannot_be_fails_the_job_with_a_sentence(
         ({"seed": 77}, "the seeds of its 5 episodes are not the 5"),
         ({"steps": -1}, "less than 0 or more than"),
         ({"steps": 10**9}, "less than 0 or more than"),
-        ({"reward": float("nan")}, "a reward is not finite"),
+        ({"reward": float("nan")}, "the reward of an episode is no number within ±1e+30"),
+        ({"reward": -1e300}, "the reward of an episode is no number within"),
         ({"video": "d" * 64}, "videos"),
     ],
 )
@@ -720,3 +724,44 @@ def test_a_tenant_sees_its_own_hosts_and_no_others(world: World) -> None:
     assert seen(tenant="a") == {"own/mine"}
     assert seen(tenant="b") == {"own/theirs"}
     assert seen(tenant="a", operator=True) == {"own/mine", "own/theirs"}
+
+
+# What is kept
+
+
+def test_environments_of_any_number_of_names_leave_nothing_behind(world: World) -> None:
+    for number in range(30):
+        name = f"mine-{number}"
+        jobs = [evaluate(world, key=f"{key}{number}", env=f"own/{name}") for key in ("served", "cancelled")]
+        host = FakeHost(world, name=name)
+        host.pull()
+        (work,) = host.take()
+        assert isinstance(work, Rollout)
+        host.finish(work)
+        host.work()
+        late = evaluate(world, key=f"late{number}", env=f"own/{name}")
+        host.ask(WithdrawEnvironment(incarnation=host.incarnation), Done)
+        assert info(world, jobs[0]).state == "succeeded"
+        world.ask(CancelJob(job=late.job), JobInfo)
+        world.ask(CancelJob(job=evaluate(world, key=f"n{number}", env=f"own/nobody-{number}").job), JobInfo)
+    queue = world.core._env
+    for kept in (queue._waiting, queue._serving, queue._costs, queue._ready):
+        assert not [name for name in kept if "mine" in name or "nobody" in name]
+
+
+def test_a_pull_that_waits_keeps_nothing_that_came_with_it(world: World) -> None:
+    host = FakeHost(world)
+    picture = np.zeros(8, np.uint8)
+    kept = weakref.ref(picture)
+    asked = world.tell(PullWork(incarnation=host.incarnation), peer=host.peer, buffers=(picture.data,))
+    del picture
+    gc.collect()
+    assert kept() is None
+    assert world.answers(asked) == []
+
+
+def test_words_of_a_host_are_one_line_that_a_terminal_may_show(world: World) -> None:
+    host, job, work = one_page(world)
+    told = failure(ErrorCode.INVALID, "the arm\nis \x1b[31mbroken")
+    host.finish(work, RolloutDone(task=work.task, attempt=work.attempt, error=told))
+    assert info(world, job).message == "own/mine: the arm is [31mbroken"

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from common.journal.records import JobRecord, PageRecord
+from common.journal.records import CheckpointRecord, JobRecord, PageRecord
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, SftPolicy, SftSpec
 from joynexus.wire import ErrorCode, encode
 from joynexus.wire.back import (
@@ -43,7 +43,7 @@ from joynexus.wire.front import (
     SubmitJob,
     UsageReport,
 )
-from services.master import checks
+from services.master import checks, training_job
 from services.master.config import CoreConfig
 from services.master.plan import compile_evaluation, compile_training, summarize, wilson
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
@@ -827,9 +827,15 @@ def test_the_interval_is_wilsons(successes: int, count: int, low: float, high: f
     assert wilson(successes, count) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_a_summary_names_reasons_of_failure() -> None:
-    from joynexus.wire.front import EpisodeResult
+@pytest.mark.parametrize("rewards", [[1.7e308] * 3, [math.inf, -math.inf], [math.nan, 1.0]])
+def test_rewards_that_have_no_mean_end_nothing(rewards: list[float]) -> None:
+    episodes = [EpisodeResult(seed=0, success=False, steps=1, reward=reward) for reward in rewards]
+    result = summarize(1, {"metaworld/reach-v3": episodes}, {"metaworld/reach-v3": "c"}, {})
+    assert math.isnan(result.mean_reward)
+    assert result.tasks[0].mean_steps == 1.0
 
+
+def test_a_summary_names_reasons_of_failure() -> None:
     episodes = tuple(
         EpisodeResult(seed=i, success=i == 0, steps=10 * i, reward=1.0, failure="" if i == 0 else "terminated")
         for i in range(4)
@@ -838,10 +844,70 @@ def test_a_summary_names_reasons_of_failure() -> None:
     assert (result.version, result.failures, result.mean_steps) == (7, {"terminated": 3}, 15.0)
 
 
-def test_fifty_points_thousand_is_the_most_a_curve_answer_holds() -> None:
-    world = World(CoreConfig(job_ops=200))
+def test_an_answer_has_a_bounded_part_of_a_curve(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(world)
     push(world)
-    job = submit(world, sft(steps=400, batch_size=1, checkpoint_every=100))
+    job = submit(world, sft())
     cluster.run()
-    assert len(info(world, job.job).losses) == 400
+    whole = info(world, job.job).losses
+    monkeypatch.setattr(training_job, "_CURVE_POINTS", 60)
+    assert info(world, job.job).losses == whole[:60]
+    assert info(world, job.job, since=60).losses == whole[60:]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_is_not_remembered_by_what_it_waited_for(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    first = submit(world, sft())
+    cluster.env.work()
+    for number in range(5):
+        waits = submit(world, sft(), key=f"waits{number}")
+        assert "drives policy 'p'" in info(world, waits.job).message
+        world.ask(CancelJob(job=waits.job), JobInfo)
+    assert not world.core._jobs._waiting
+    last = submit(world, sft(), key="last")
+    cluster.run()
+    assert [info(world, job.job).state for job in (first, last)] == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize("initial", [False, True])
+def test_a_job_ends_also_if_its_version_was_durable_but_not_its_own_word_of_it(world: World, initial: bool) -> None:
+    cluster = Cluster(world)
+    push(world)
+    cluster.inference.applies = False
+    job = submit(world, sft(publish_initial=initial))
+    cluster.run()
+    assert info(world, job.job).state == "publishing"
+    (record,) = world.journal.of(JobRecord)
+    world.journal.append([msgspec.structs.replace(record, state="running", version=0, initial_version=0)])
+    world.crash()
+    for worker in (cluster.trainer, cluster.inference, cluster.env):
+        worker.connect()
+    cluster.run()
+    done = info(world, job.job)
+    assert (done.state, done.initial_version, done.version) == ("succeeded", int(initial), 1 + initial)
+
+
+def test_a_curve_is_whole_also_if_the_disk_refused_one_checkpoint_of_several_and_the_master_died(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    job = submit(world, sft(checkpoint_every=5))
+    cluster.env.work()
+    world.auto_persist = False
+    cluster.trainer.work(1)
+    checkpoints = [
+        record.seq for save in world.unwritten for record in save.records if isinstance(record, CheckpointRecord)
+    ]
+    assert len(checkpoints) > 1, "several are on their way to the disk together"
+    for _ in range(len(world.unwritten)):
+        records = world.unwritten[0].records
+        world.journal.full = any(isinstance(one, CheckpointRecord) and one.seq == checkpoints[0] for one in records)
+        world.write()
+    world.journal.full, world.auto_persist = False, True
+    world.crash()
+    for worker in (cluster.trainer, cluster.inference, cluster.env):
+        worker.connect()
+    cluster.run()
+    done = info(world, job.job)
+    assert (done.state, len(done.losses), done.samples) == ("succeeded", 100, 100)
+    assert not any(math.isnan(loss) for loss in done.losses)

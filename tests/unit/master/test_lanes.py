@@ -223,3 +223,40 @@ def test_device_seconds_are_counted_without_weights() -> None:
     assert counters.seconds("a") == 2.0
     counters.lift("a", 10.0)
     assert counters.seconds("a") == 2.0
+
+
+def test_a_newcomer_is_lifted_to_the_least_that_wait_also_after_somebody_was_passed_over() -> None:
+    counters = Counters()
+    counters.charge("a", 10.0)
+    counters.charge("b", 1000.0)
+    lanes = filled(counters, a=1, b=1)
+    lanes.skip()
+    assert lanes.head() == "b"
+    lanes.unskip()
+    lanes.push("c", "c0")
+    assert counters.used("c") == 10.0
+
+
+def test_what_is_taken_out_never_comes_up_and_all_else_does_in_order() -> None:
+    chance = random.Random(1)
+    counters = Counters()
+    lanes: Lanes[int] = Lanes(counters)
+    model: dict[str, list[int]] = {tenant: [] for tenant in "abc"}
+    for number in range(5000):
+        tenant = chance.choice("abc")
+        match chance.randrange(5):
+            case 0:
+                kept = chance.choice((2, 7, 10**9))
+                lanes.remove(tenant, lambda item: item % kept != 0)  # noqa: B023 - called at once
+                model[tenant] = [item for item in model[tenant] if item % kept == 0]
+            case 1 | 2:
+                lanes.push(tenant, number)
+                model[tenant].append(number)
+            case _:
+                head = lanes.head()
+                assert (head is None) is not any(model.values())
+                if head is not None:
+                    assert lanes.pop() == model[head].pop(0)
+                    counters.charge(head, chance.uniform(0, 2))
+        assert len(lanes) == sum(map(len, model.values()))
+        assert set(lanes.tenants()) == {name for name, items in model.items() if items}

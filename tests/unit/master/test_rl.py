@@ -207,7 +207,7 @@ def test_rollouts_ahead_are_dropped_when_a_job_stops_early(world: World) -> None
     cluster.run()
     assert info(world, job.job).done == 1
     assert not world.journal.of(PageRecord)
-    assert set(PAGES) >= set(world.deleted[:1])
+    assert set(world.deleted) & set(PAGES)
 
 
 def test_a_policy_that_exists_is_improved_with_its_own_recipe(world: World) -> None:
@@ -243,7 +243,7 @@ def test_pages_are_kept_until_a_checkpoint_covers_their_update(world: World) -> 
     assert len(world.journal.of(CurveRecord)) == 2
 
 
-def test_a_thousand_updates_keep_two_versions(world: World) -> None:
+def test_hundreds_of_updates_leave_two_versions(world: World) -> None:
     cluster = Cluster(world)
     spec = rl(updates=300, episodes=1, algorithm=PpoSpec(epochs=1), checkpoint_every=50)
     job = submit(world, spec)

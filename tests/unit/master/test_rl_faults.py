@@ -14,7 +14,7 @@ from joynexus.specs import PpoSpec, RlSpec
 from joynexus.wire.back import Leaving
 from joynexus.wire.front import JobInfo
 from services.master.config import CoreConfig
-from tests.unit.master.actors import PAGES, FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import info, push, sft, submit
 from tests.unit.master.test_rl import check, rl, versions
 from tests.unit.master.world import FakeWorker, World
@@ -254,7 +254,5 @@ def test_no_page_is_lost_repeated_or_too_old_and_no_neighbour_disturbed_whatever
 def test_the_games_are_not_idle(alone: tuple[float, ...]) -> None:
     games = [play(seed, alone) for seed in range(1000, 1010)]
     assert sum(log.event == "worker_lost" for game in games for log in game.world.logs) > 10
-    assert sum(len(game.crew.workers) for game in games) == 40
     stale = [point.staleness for game in games for point in info(game.world, "rl-1").updates]
     assert max(stale) >= 1
-    assert PAGES
