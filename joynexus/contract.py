@@ -133,6 +133,11 @@ def first_difference(policy: Contract, environment: Contract) -> str | None:
     return None
 
 
+def why_unfit(policy: Contract, environment: Contract) -> str | None:
+    """Compare as `first_difference`, but for the episode limit: whoever runs episodes chooses that."""
+    return first_difference(msgspec.structs.replace(policy, episode_limit=environment.episode_limit), environment)
+
+
 def _show(value: object) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], Camera):
         return "[" + ", ".join(f"{c.name} {c.height}x{c.width} rot {c.rotation_deg}" for c in value) + "]"

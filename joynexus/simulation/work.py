@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
 import numpy as np
 
-from joynexus.contract import Contract, first_difference
+from joynexus.contract import Contract, why_unfit
 from joynexus.simulation.asking import Answer, Asker
 from joynexus.simulation.collecting import Collector
 from joynexus.simulation.episodes import Actions, EpisodeResult, Question, Rows, run_episodes
@@ -91,9 +90,7 @@ def run_rollout(
     """
     busy, child = time.thread_time(), pool.cpu_s()
     contract, instruction = _limited(pool.contract), pool.instruction
-    # Whoever runs episodes chooses their limit, so that it is left out of the comparison.
-    policy = msgspec.structs.replace(message.contract, episode_limit=contract.episode_limit)
-    difference = first_difference(policy, contract)
+    difference = why_unfit(message.contract, contract)
     if difference is not None:
         error = failure(ErrorCode.CONTRACT_MISMATCH, difference)
         return RolloutDone(task=message.task, attempt=message.attempt, error=error)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.journal.records import CurveRecord, JobRecord, OpRecord, PageRecord, Record
+from joynexus.contract import Camera, why_unfit
 from joynexus.specs import PolicySpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, SimulatorDescribed
@@ -23,7 +24,7 @@ from services.master.checks import check_execute
 from services.master.curve import LearningCurve, is_outcome
 from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import missing_inference
-from services.master.job import Tools
+from services.master.job import Tools, mismatch
 from services.master.ops import Op
 from services.master.outbox import refuse
 from services.master.plan import PlannedOp, RlPlan, compile_rl, mean
@@ -99,22 +100,34 @@ class RlJob(DrivingJob):
     # Beginning
 
     def _start(self) -> None:
-        policy = self.tools.policies.find(self.tenant, self.spec.policy)
-        create = self.spec.create
-        if policy is None or to_be_created(policy, create):
-            if self._described is None:
-                self._describe_simulator()
-            else:
-                self._create(self._described)
+        spec = self.spec
+        policy = self.tools.policies.find(self.tenant, spec.policy)
+        if policy is None or to_be_created(policy, spec.create):
+            warm_up = 0 if spec.create.normalization == "none" else spec.warmup_episodes
+            described = self._describe_simulator(spec.create.cameras, warm_up)
+            if described is not None:
+                self._create(described)
             return
-        check_recipe(policy, create)
-        check_execute(self.spec.execute, policy.spec.chunk, policy.name)
+        check_recipe(policy, spec.create)
+        check_execute(spec.execute, policy.spec.chunk, policy.name)
+        # Before anything of the policy changes: its optimizer starts anew with the first op.
+        described = self._describe_simulator(policy.spec.contract.cameras, 0)
+        if described is None:
+            return
+        difference = why_unfit(policy.spec.contract, described.contract)
+        if difference is not None:
+            raise mismatch(f"policy '{policy.name}' does not fit '{spec.env}': {difference}")
         self._take(policy)
 
-    def _describe_simulator(self) -> None:
-        """Learn the contract of the task, and the statistics of what random actions lead to."""
-        if self._describing is not None:
-            return
+    def _describe_simulator(self, cameras: tuple[Camera, ...], warm_up: int) -> PolicySpec | None:
+        """Return the policy that the task would have created, with the statistics of random actions; None until known.
+
+        Args:
+            cameras: pictures wanted.
+            warm_up: episodes with random actions.
+        """
+        if self._described is not None or self._describing is not None:
+            return self._described
         spec = self.spec
 
         def make(task: str, attempt: int) -> DescribeSimulator:
@@ -123,9 +136,9 @@ class RlJob(DrivingJob):
                 attempt=attempt,
                 tenant=self.tenant,
                 env=spec.env,
-                cameras=spec.create.cameras,
+                cameras=cameras,
                 episode_limit=spec.episode_limit,
-                warmup_episodes=0 if spec.create.normalization == "none" else spec.warmup_episodes,
+                warmup_episodes=warm_up,
                 seed=spec.first_seed,
             )
 
@@ -136,8 +149,7 @@ class RlJob(DrivingJob):
                 return
             self.tools.meter.add(self.tenant, self.policy_name, {"env_s": answer.busy_s})
             fields = {name: getattr(spec.create, name) for name in RlPolicy.__struct_fields__ if name != "cameras"}
-            statistics = None if spec.create.normalization == "none" else answer.statistics
-            self._described = PolicySpec(**fields, contract=answer.contract, statistics=statistics)
+            self._described = PolicySpec(**fields, contract=answer.contract, statistics=answer.statistics)
             self.advance()
 
         self._describing = Task(
@@ -149,6 +161,7 @@ class RlJob(DrivingJob):
             failed=self.fail,
         )
         self.tools.env.submit(self._describing)
+        return None
 
     # Rollouts
 

@@ -257,6 +257,7 @@ class FakeEnv(FakeWorker):
         self.tasks: list[PrepareDataset | SampleIndices | Rollout | DescribeSimulator] = []
         self.killed_by: set[int] = set()  # draws over which it dies
         self.error: Failure | None = None
+        self.rollout_error: Failure | None = None  # of rollouts alone
         fields = {"credit": {"simulator": 1, "data": 1}, "serves": ("metaworld", "datasets", "sampler"), **register}
         super().__init__(world, incarnation, **fields)
 
@@ -281,6 +282,7 @@ class FakeEnv(FakeWorker):
                 )
                 return IndicesDrawn(**place, batches=batches, error=self.error)
             case Rollout():
+                error = self.error or self.rollout_error
                 episodes = tuple(
                     EpisodeResult(
                         seed=seed, success=seed % 2 == 0, steps=10, reward=1.0, failure="" if seed % 2 == 0 else "limit"
@@ -297,11 +299,11 @@ class FakeEnv(FakeWorker):
                     **place,
                     trajectories=digest,
                     trajectories_nbytes=9 if digest else 0,
-                    episodes=() if self.error else episodes,
+                    episodes=() if error else episodes,
                     contract_digest="c",
                     software={"mujoco": "3"},
                     videos=videos,
-                    error=self.error,
+                    error=error,
                 )
             case DescribeSimulator():
                 if self.error is not None:

@@ -216,8 +216,24 @@ def test_a_policy_that_exists_is_improved_with_its_own_recipe(world: World) -> N
     job = submit(world, rl())
     cluster.run()
     assert info(world, job.job).state == "succeeded"
-    assert not any(isinstance(task, DescribeSimulator) for task in cluster.env.tasks)
+    (described,) = (task for task in cluster.env.tasks if isinstance(task, DescribeSimulator))
+    assert described.warmup_episodes == 0
     assert policy(world).spec == SPEC
+
+
+def test_a_policy_that_does_not_fit_the_simulator_is_refused_before_anything_of_it_changes(world: World) -> None:
+    cluster = Cluster(world)
+    contract = msgspec.structs.replace(SPEC.contract, action_dim=SPEC.contract.action_dim + 1)
+    spec = msgspec.structs.replace(SPEC, contract=contract, normalization="none", statistics=None)
+    world.ask(CreatePolicy(policy="p", spec=spec), PolicyInfo)
+    job = submit(world, rl())
+    cluster.run()
+    ended = info(world, job.job)
+    assert ended.error is not None
+    assert ended.error.code is ErrorCode.CONTRACT_MISMATCH
+    assert "policy 'p' does not fit 'metaworld/reach-v3': contract field 'action_dim' differs" in ended.message
+    assert policy(world).next_seq == 1
+    assert not policy(world).driver
 
 
 def test_a_policy_with_another_recipe_is_not_improved(world: World) -> None:
@@ -304,7 +320,7 @@ def test_a_page_over_which_workers_die_is_left_out_and_the_update_goes_on(world:
 def test_an_update_without_any_episode_ends_the_job_with_the_reason(world: World) -> None:
     cluster = Cluster(world)
     world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
-    cluster.env.error = failure(ErrorCode.UNAVAILABLE, "no OpenGL library is here: install libegl1")
+    cluster.env.rollout_error = failure(ErrorCode.UNAVAILABLE, "no OpenGL library is here: install libegl1")
     job = submit(world, rl())
     for _ in range(12):
         cluster.run()
@@ -319,14 +335,14 @@ def test_an_update_without_any_episode_ends_the_job_with_the_reason(world: World
 def test_a_disk_that_is_full_for_long_costs_no_episode(world: World) -> None:
     cluster = Cluster(world)
     world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
-    cluster.env.error = failure(ErrorCode.UNAVAILABLE, "the disk is full", retry_after_ms=5000)
+    cluster.env.rollout_error = failure(ErrorCode.UNAVAILABLE, "the disk is full", retry_after_ms=5000)
     job = submit(world, rl())
     for _ in range(60):
         cluster.run()
         world.wait(1)
         cluster.beat()
     assert info(world, job.job).state == "running"
-    cluster.env.error = None
+    cluster.env.rollout_error = None
     for _ in range(6):
         world.wait(1)
         cluster.beat()
