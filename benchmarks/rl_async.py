@@ -93,9 +93,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                         print(rows[-1], flush=True)
         finally:
             launch.down(folder)
+    runs = list(rows)
     for column in ("wall_s", "s_an_update"):
         pairs = [
-            [float(str(row[column])) for row in rows if row["max_staleness"] == staleness] for staleness in STALENESS
+            [float(str(row[column])) for row in runs if row["max_staleness"] == staleness] for staleness in STALENESS
         ]
         ratios = [asynchronous / synchronous for synchronous, asynchronous in zip(*pairs, strict=True)]
         rows.append({"table": f"asynchronous / synchronous, {column}", **_report.spread(ratios)})
