@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from joynexus.contract import Contract
 from joynexus.wire.back import DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
-from joynexus.wire.front import Wire
+from joynexus.wire.base import Wire
 
 OWN = "own"
 """First part of the names of such tasks, where other tasks have their simulator: `own/<name>`."""

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from joynexus.wire import back, front, hosted
+from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
 
 Message = msgspec.Struct
@@ -27,7 +28,7 @@ def _snake(name: str) -> str:
 # Parts of messages that never travel by themselves.
 _PARTS = frozenset(
     {
-        front.Wire, front.Samples, front.DatasetSamples, front.EpisodeResult, front.EvaluationResult,
+        Wire, front.Samples, front.DatasetSamples, front.EpisodeResult, front.EvaluationResult,
         front.ActionError, front.FileEntry, front.Exploration, front.TaskResult,
         front.UpdatePoint, front.StageInfo, front.RoleStatus, front.LaneStatus, front.UsageLine,
         back.OpenSlot, back.RlBegin, back.RlEpoch, back.Collect, back.TrainItem, back.PredictItem, back.Predicted,
@@ -39,7 +40,7 @@ def _messages(module: object) -> dict[str, type[Message]]:
     return {
         _snake(name): value
         for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, front.Wire) and value not in _PARTS
+        if inspect.isclass(value) and issubclass(value, Wire) and value not in _PARTS
     }
 
 

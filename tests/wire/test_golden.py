@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import msgpack
 import msgspec
 import pytest
 
-from joynexus.wire import decode, decode_body, encode, kind_of, limits
+from joynexus.wire import back, decode, decode_body, encode, front, kind_of, limits
 from joynexus.wire.frames import Header
 from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, KINDS
 from tests.wire.samples import GOLDEN, golden, header, sample
@@ -65,6 +68,18 @@ def test_msgpack_alone_speaks_every_message(kind: str) -> None:
     assert _plain(body_map)
     packet = decode([limits.MAGIC, msgpack.packb(head_map), msgpack.packb(body_map)])
     assert packet.message == sample(kind)
+
+
+@pytest.mark.parametrize("package", [front, back], ids=lambda package: package.__name__.rsplit(".", 1)[-1])
+def test_no_message_is_forgotten_where_its_kind_is_registered(package: ModuleType) -> None:
+    modules = [import_module(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
+    defined = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+    }
+    assert defined <= set(package.__all__)
 
 
 def test_unknown_fields_of_a_newer_side_are_skipped() -> None:

@@ -1,0 +1,86 @@
+"""Work for inference workers, and the versions that they serve."""
+
+from __future__ import annotations
+
+from joynexus.wire.arrays import Array
+from joynexus.wire.base import Wire
+from joynexus.wire.errors import Failure
+from joynexus.wire.front import Exploration
+
+
+class PredictItem(Wire, frozen=True, kw_only=True):
+    """One request in a group.
+
+    Attributes:
+        request: names it within the task.
+        version, digest: version that is to act, and its blob.
+        act: the asker's `Act`, encoded; its array frames count from `first_buffer`.
+        feature_scope: set for pictures of a data set: whose features may be shared (as in `TrainItem`), and that they
+            are worth keeping. Empty for a robot's or simulator's: they are shared within the tenant, for a while.
+    """
+
+    request: str
+    tenant: str
+    policy: str
+    version: int
+    digest: str
+    act: bytes
+    first_buffer: int
+    buffers: int
+    feature_scope: str = ""
+
+
+class PredictGroup(Wire, frozen=True, kw_only=True):
+    """Work for an inference worker: one backbone forward over all rows of all items. Answer: `PredictDone`."""
+
+    task: str
+    attempt: int
+    items: tuple[PredictItem, ...]
+
+
+class Predicted(Wire, frozen=True, kw_only=True):
+    """Answer to one item: actions [R, chunk, A] float32 (and `exploration` if that was asked for), or an error."""
+
+    request: str
+    version: int = 0
+    actions: Array | None = None
+    exploration: Exploration | None = None
+    error: Failure | None = None
+    rows: int = 0
+    busy_s: float = 0.0
+    backbone_forwards: int = 0
+
+
+class PredictDone(Wire, frozen=True, kw_only=True):
+    """All answers of a group; `actions.frame` counts the message's buffers."""
+
+    task: str
+    attempt: int
+    items: tuple[Predicted, ...]
+
+
+class WeightsOffer(Wire, frozen=True, kw_only=True):
+    """A new version exists. The worker pulls the blob, checks it, and answers `WeightsApplied` or `WeightsRefused`."""
+
+    tenant: str
+    policy: str
+    version: int
+    digest: str
+    nbytes: int
+
+
+class WeightsApplied(Wire, frozen=True, kw_only=True):
+    """The version is in memory and may act."""
+
+    tenant: str
+    policy: str
+    version: int
+
+
+class WeightsRefused(Wire, frozen=True, kw_only=True):
+    """The version is unusable; the old one keeps serving."""
+
+    tenant: str
+    policy: str
+    version: int
+    error: Failure

@@ -1,0 +1,77 @@
+"""A worker's life: it registers, beats, and leaves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from joynexus.wire.base import Wire
+
+Role = Literal["trainer", "inference", "env", "health"]
+
+
+class Register(Wire, frozen=True, kw_only=True):
+    """First message of a worker, and again after `NOT_REGISTERED`. Answer: `Registered`, or `FORBIDDEN`.
+
+    Attributes:
+        incarnation: random id of this process's life; a restarted process has another.
+        credit: pieces of work it takes at once, by lane: trainer `{"train": n}`, inference `{"predict": n}`,
+            env `{"simulator": n, "data": n}`.
+        backbone, batch_key: digest and hard batch key of its backbone (trainer, inference).
+        serves: simulator families (`metaworld`) and `datasets`, `sampler` (env).
+        mounted: data sets found in the operator's folder (env).
+        heads: action modules that it knows (trainer, inference).
+        max_slots, slot_bytes: policies that a trainer holds in memory, and bytes that they may take; 0 means no limit.
+        detail: for status: device, numerics verdict, software versions.
+    """
+
+    role: Role
+    incarnation: str
+    pid: int
+    credit: dict[str, int]
+    backbone: str = ""
+    backbone_name: str = ""
+    batch_key: str = ""
+    serves: tuple[str, ...] = ()
+    mounted: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    max_slots: int = 0
+    slot_bytes: int = 0
+    detail: dict[str, str] = {}
+
+
+class Registered(Wire, frozen=True, kw_only=True):
+    """Welcome.
+
+    Attributes:
+        worker: name given by the master, e.g. `trainer-1`.
+        beat_ms: send a `Beat` this often.
+        lost: tasks of this incarnation that were given to others meanwhile: drop them.
+    """
+
+    worker: str
+    beat_ms: int
+    lost: tuple[str, ...] = ()
+
+
+class Beat(Wire, frozen=True, kw_only=True):
+    """I live, and the work loop has advanced to `progress`. Answer: `BeatAck`.
+
+    Attributes:
+        phase: as in `RoleStatus`.
+        busy_s: CPU time (or CUDA time) of the work loop since the process started.
+    """
+
+    progress: int
+    phase: str
+    busy_s: float
+    detail: dict[str, str] = {}
+
+
+class BeatAck(Wire, frozen=True, kw_only=True):
+    """Heard. `cancelled` names tasks that nobody wants any more."""
+
+    cancelled: tuple[str, ...] = ()
+
+
+class Leaving(Wire, frozen=True, kw_only=True):
+    """I finish what I have and go; give me nothing new. Answer: `BeatAck`."""

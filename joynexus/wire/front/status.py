@@ -1,0 +1,103 @@
+"""How the cluster is, and what was used."""
+
+from __future__ import annotations
+
+from joynexus.wire.base import Wire
+
+
+class Status(Wire, frozen=True, kw_only=True):
+    """How is the cluster? Answer: `ClusterStatus`."""
+
+
+class RoleStatus(Wire, frozen=True, kw_only=True):
+    """One worker process.
+
+    Attributes:
+        phase: `starting`, `loading`, `idle`, `working`, `draining`, `lost`.
+        progress: counter of the work loop.
+        busy_s, uptime_s: CPU time of the work loop (CUDA events on a GPU), and time since it registered.
+        restarts: how often this role was restarted since the cluster came up.
+        detail: backbone, device and numerics verdict, or simulators.
+    """
+
+    role: str
+    worker: str
+    phase: str
+    progress: int
+    busy_s: float
+    uptime_s: float
+    restarts: int = 0
+    pid: int = 0
+    detail: dict[str, str] = {}
+
+
+class LaneStatus(Wire, frozen=True, kw_only=True):
+    """One tenant's lane in one queue.
+
+    Attributes:
+        queue: `training`, `inference` or `env`.
+        waiting, running: pieces of work that wait, and that are with a worker.
+        weight, priority: as the operator set them.
+        used_s: device seconds charged to it in this queue since the master started.
+        oldest_s: how long its oldest piece has waited.
+    """
+
+    queue: str
+    tenant: str
+    waiting: int
+    running: int
+    weight: float = 1.0
+    priority: int = 0
+    used_s: float = 0.0
+    oldest_s: float = 0.0
+
+
+class ClusterStatus(Wire, frozen=True, kw_only=True):
+    """Roles (all), and of queues, policies and jobs those that the key may see.
+
+    Attributes:
+        policies, policies_resident: registered, and of these in a trainer's memory.
+    """
+
+    server: str
+    uptime_s: float
+    roles: tuple[RoleStatus, ...]
+    lanes: tuple[LaneStatus, ...]
+    policies: int
+    jobs_running: int
+    versions_in_service: int
+    policies_resident: int = 0
+
+
+class GetUsage(Wire, frozen=True, kw_only=True):
+    """What did I use (an operator: what did all tenants use)? Answer: `UsageReport`."""
+
+
+class UsageLine(Wire, frozen=True, kw_only=True):
+    """Metered use of one tenant's policy or job.
+
+    Attributes:
+        trainer_s, inference_s: the metered share of busy device time.
+        samples: samples trained on or acted on.
+        backbone_forwards: samples that went through the backbone.
+        env_s: busy seconds of simulators and data preparation.
+        bytes_in, bytes_out: payload moved for the tenant.
+        bytes_stored: blobs kept.
+    """
+
+    tenant: str
+    policy: str
+    trainer_s: float = 0.0
+    inference_s: float = 0.0
+    samples: int = 0
+    backbone_forwards: int = 0
+    env_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bytes_stored: int = 0
+
+
+class UsageReport(Wire, frozen=True, kw_only=True):
+    """Use by tenant and policy; the line with an empty policy holds what belongs to none of the tenant's."""
+
+    lines: tuple[UsageLine, ...]
