@@ -1,7 +1,7 @@
 """What the parts of the core share: where commands go, what waits for the journal, and what waits for time.
 
 In: what a part wants sent, saved, said, or done later. Out: commands, and calls back once the journal or the clock
-says so. Never: a clock or randomness of its own.
+says so. Never: a clock or randomness of its own, or a blob deleted that a restart might still want.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -47,9 +48,11 @@ class Outbox:
         self._retry_s = retry_s
         self._commands: list[Command] = []
         self._tokens = itertools.count(1)
-        self._save_numbers = itertools.count(1)
+        self._saves = 0
+        self._open: dict[int, None] = {}  # numbers of what is not durable yet, and not undone, in order
         self._saving: dict[int, _Save] = {}
         self._unsaved: list[_Save] = []  # in the order in which they were said
+        self._doomed: deque[tuple[int, tuple[str, ...]]] = deque()  # blobs, and the save that they wait for
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
 
@@ -70,8 +73,12 @@ class Outbox:
         self.send(asked.peer, message, re=asked.header.id)
 
     def delete_blobs(self, digests: Sequence[str]) -> None:
-        """Delete blobs that nobody refers to."""
-        self._commands.append(DeleteBlobs(digests=tuple(digests)))
+        """Delete blobs that nobody refers to, once all that was saved until now is durable.
+
+        A master that goes down before finds in its journal what refers to them, and wants them.
+        """
+        self._doomed.append((self._saves, tuple(digests)))
+        self._delete()
 
     def log(
         self, level: Literal["debug", "info", "warning", "error"], event: str, **fields: str | int | float | bool
@@ -96,18 +103,24 @@ class Outbox:
                 sooner or later (results of work that was done), so they are tried again until they are, in order;
                 while anything waits so, whoever can be told no is told no at once.
         """
-        save = _Save(next(self._save_numbers), tuple(records), saved, lost)
-        if not self._unsaved:
-            self._persist(save)
-        elif lost is None:
+        if self._unsaved and lost is not None:
+            lost("the journal cannot be written at the moment")
+            return
+        self._saves += 1
+        self._open[self._saves] = None
+        save = _Save(self._saves, tuple(records), saved, lost)
+        if self._unsaved:
             self._unsaved.append(save)
         else:
-            lost("the journal cannot be written at the moment")
+            self._persist(save)
 
     def persisted(self, token: int) -> None:
         """The journal has the records of this token."""
         save = self._saving.pop(token, None)
-        if save is not None and save.saved is not None:
+        if save is None:
+            return
+        self._close(save)
+        if save.saved is not None:
             save.saved()
 
     def persist_failed(self, token: int, reason: str) -> None:
@@ -117,6 +130,7 @@ class Outbox:
             return
         self.log("error", "journal_write_failed", reason=reason, records=len(save.records))
         if save.lost is not None:
+            self._close(save)
             save.lost(reason)
             return
         # What was said about the same things since then counts more, so it must not be overwritten later.
@@ -136,6 +150,15 @@ class Outbox:
         token = next(self._tokens)
         self._saving[token] = save
         self._commands.append(Persist(token=token, records=save.records))
+
+    def _close(self, save: _Save) -> None:
+        del self._open[save.number]
+        self._delete()
+
+    def _delete(self) -> None:
+        first = next(iter(self._open), self._saves + 1)
+        while self._doomed and self._doomed[0][0] < first:
+            self._commands.append(DeleteBlobs(digests=self._doomed.popleft()[1]))
 
     # Time
 

@@ -259,6 +259,31 @@ def test_pages_are_kept_until_a_checkpoint_covers_their_update(world: World) -> 
     assert len(world.journal.of(CurveRecord)) == 2
 
 
+@pytest.mark.parametrize("writes", range(5))
+def test_a_master_killed_while_a_job_is_cancelled_finds_its_pages_or_the_cancelled_job(
+    world: World, writes: int
+) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl(max_staleness=2, updates=8))
+    while len(world.journal.of(PageRecord)) < 3:
+        assert cluster.trainer.work(1) + cluster.env.work(1) + cluster.inference.work(1)
+    cluster.env.work(1)
+    world.auto_persist = False
+    cluster.env.work(1)  # one more page is on its way to the disk
+    world.tell(CancelJob(job=job.job))
+    for _ in range(writes):
+        if world.unwritten:
+            world.write()
+    world.crash()
+    kept = {page.trajectories for page in world.journal.of(PageRecord)}
+    cancelled = info(world, job.job).state == "cancelled"
+    assert cancelled or not kept & set(world.deleted)
+    assert cancelled == (writes > 1)
+    world.auto_persist = True
+    world.settle()
+    assert bool(world.journal.of(PageRecord)) != cancelled
+
+
 def test_hundreds_of_updates_leave_two_versions(world: World) -> None:
     cluster = Cluster(world)
     spec = rl(updates=300, episodes=1, algorithm=PpoSpec(epochs=1), checkpoint_every=50)
