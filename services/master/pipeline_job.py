@@ -11,7 +11,7 @@ import msgspec
 
 from common.journal.records import JobRecord
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, PipelineSpec, StageSpec
-from joynexus.wire import ErrorCode, failure
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, failure
 from joynexus.wire.front import JobInfo, StageInfo
 from services.master.job import ENDED, Job, Tools
 
@@ -53,8 +53,12 @@ class PipelineJob(Job):
                 return
             if stages[-1].state != state:
                 self._note_end(stage, msgspec.structs.replace(stages[-1], state=state))
+            if state == "cancelled":
+                self.cancel()
+                return
             if state != "succeeded":
-                self._end_with(stage, stages[-1], len(stages), state)
+                error = stage.record.error if stage is not None else None
+                self._fail_with(error or failure(ErrorCode.INTERNAL, "it is not kept why"), self.record.stages)
                 return
         if len(stages) == len(self.spec.stages):
             self.succeed()
@@ -67,20 +71,22 @@ class PipelineJob(Job):
         version = self.record.version if evaluated or stage is None else stage.record.version
         self.change(stages=(*self.record.stages[:-1], info), version=version or self.record.version)
 
-    def _end_with(self, stage: Job | None, info: StageInfo, number: int, state: str) -> None:
-        if state == "cancelled":
-            self.cancel()
-            return
-        error = stage.record.error if stage is not None else None
-        error = error or failure(ErrorCode.INTERNAL, "it is not kept why")
-        sentence = f"stage {number} ({info.kind}, job '{info.job}') failed: {error.message}"
-        self.fail(msgspec.structs.replace(error, message=sentence))
+    def _fail_with(self, error: Failure, stages: tuple[StageInfo, ...]) -> None:
+        """The newest of these stages has failed."""
+        job = f", job '{stages[-1].job}'" if stages[-1].job else ""
+        sentence = f"stage {len(stages)} ({stages[-1].kind}{job}) failed: {error.message}"
+        self._end("failed", error=msgspec.structs.replace(error, message=sentence), stages=stages)
 
     def _begin(self, spec: StageSpec) -> None:
         """Make the next stage's job; both are in the journal before it does anything."""
         if isinstance(spec, EvaluateSpec | EvaluateDatasetSpec) and not spec.version:
             spec = msgspec.structs.replace(spec, version=self.record.version)
-        stage = self.tools.make_stage(self, spec)
+        try:
+            stage = self.tools.make_stage(self, spec)
+        except JoyNexusError as error:  # what was possible when the pipeline was submitted is not any more
+            refused = StageInfo(kind=stage_kind(spec), state="failed")
+            self._fail_with(error.failure, (*self.record.stages, refused))
+            return
         begun = StageInfo(kind=stage_kind(spec), job=stage.id, state=stage.record.state)
         record = msgspec.structs.replace(self.record, state="running", stages=(*self.record.stages, begun))
         self._busy = True

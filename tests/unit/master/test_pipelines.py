@@ -6,11 +6,23 @@ import msgspec
 import pytest
 
 from common.journal.records import JobRecord
+from joynexus.datasets import Fault
 from joynexus.specs import EvaluateSpec, PipelineSpec, SftPolicy
 from joynexus.wire import ErrorCode
-from joynexus.wire.back import Rollout
+from joynexus.wire.back import DatasetPrepared, PrepareDataset, Rollout
 from joynexus.wire.errors import failure
-from joynexus.wire.front import CancelJob, GetPolicy, JobInfo, JobList, ListJobs, PolicyInfo, ResumeJob, SubmitJob
+from joynexus.wire.front import (
+    CancelJob,
+    FileEntry,
+    GetPolicy,
+    JobInfo,
+    JobList,
+    ListJobs,
+    PolicyInfo,
+    PushDataset,
+    ResumeJob,
+    SubmitJob,
+)
 from services.master.plan import compile_evaluation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import rl
@@ -81,6 +93,27 @@ def test_a_stage_that_fails_ends_the_pipeline_with_its_sentence(world: World) ->
     assert done.state == "failed"
     assert done.message == "stage 2 (rl, job 'rl-3') failed: there is no task 'reach-v9'"
     assert [stage.state for stage in done.stages] == ["succeeded", "failed"]
+
+
+def test_a_stage_that_is_refused_at_its_turn_ends_the_pipeline_with_its_number_and_reason(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    world.upload("e" * 64)
+    files = (FileEntry(path="meta/info.json", digest="e" * 64, nbytes=10),)
+    world.tell(PushDataset(dataset="second", files=files))
+    job = submit(world, pipeline(STEPS, sft(dataset="second", steps=5), EVALUATE))
+    cluster.env.work(1)
+    check = cluster.env.inbox.popleft().message
+    assert isinstance(check, PrepareDataset)
+    faults = (Fault(severity="error", where="meta", what="there is no episode"),)
+    world.say(cluster.env.peer, DatasetPrepared(task=check.task, attempt=1, faults=faults))
+    cluster.run()
+    done = info(world, job.job)
+    sentence = "stage 2 (sft) failed: data set 'second' cannot be used: meta: there is no episode"
+    assert (done.state, done.message) == ("failed", sentence)
+    assert [stage.state for stage in done.stages] == ["succeeded", "failed", "waiting"]
+    world.crash()
+    assert info(world, job.job) == done
 
 
 def test_a_stage_that_is_parked_parks_the_pipeline_and_goes_on_with_it(world: World) -> None:
