@@ -10,23 +10,18 @@ planner and policy in one scene.
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from joynexus.contract import Contract
-from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions
-from joynexus.simulation.protocol import Array, Made, MakeFailed, pack, unpack_float32, unpack_uint8
+from joynexus.simulation.episodes import Actions, Question, run_episodes
+from joynexus.simulation.interface import SimObservation, SimulatorOptions, StepResult
+from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.producers.recording import Recording
 from services.env.simulators.maniskill import ManiSkill
 from services.env.simulators.maniskill_driver import choose_driver
@@ -47,24 +42,10 @@ PLANNED = {
 }
 """Tasks that ManiSkill has a plan for, and its module."""
 
-MAKE_S, EPISODE_S = 300.0, 120.0
+_DEADLINES = Deadlines(make_s=300.0, reset_s=120.0)  # an episode is planned and acted out when it is reset
 _STRIDE = 2  # the planner moves slowly: at every second of its points episodes fit ManiSkill's own limit of steps
 _REACH = 4  # steps for a point that is further away than an action reaches
 _SETTLE = 12  # steps at the last point: tasks want the robot to stand still
-
-
-class _Recorded(msgspec.Struct, frozen=True):
-    """A `Recording` between processes; `pictures` of all cameras, camera by camera."""
-
-    success: bool
-    states: Array
-    actions: Array
-    pictures: tuple[Array, ...]
-
-
-_encode = msgspec.msgpack.encode
-_decode_made = msgspec.msgpack.Decoder(Made | MakeFailed)
-_decode_recorded = msgspec.msgpack.Decoder(_Recorded)
 
 
 class ManiSkillExpert:
@@ -82,36 +63,46 @@ class ManiSkillExpert:
     def __init__(self, task: str, options: SimulatorOptions, processes: int) -> None:
         if task.partition("/")[2] not in PLANNED:
             raise ValueError(f"ManiSkill has no plan for {task}: it has plans for {', '.join(PLANNED)}")
-        family_of(task).prepare()
-        self._planners = [_Planner(task, options) for _ in range(processes)]
-        self._made: Made | None = None
+        family = family_of(task)
+        family.prepare()
+        self._pool = SimulatorPool(
+            task,
+            processes,
+            make=make_planned,
+            preload=family.preload,
+            processes=processes,
+            options=options,
+            deadlines=_DEADLINES,
+            recycling=family.recycling,
+        )
 
     @property
     def contract(self) -> Contract:
         """The simulator's; SimulatorError if it cannot be made."""
-        return self._description().contract
+        return self._pool.contract
 
     @property
     def instruction(self) -> str:
         """Task text."""
-        return self._description().instruction
+        return self._pool.instruction
 
     def record(self, seeds: Sequence[int]) -> list[Recording]:
-        """Act in the episodes of these seeds."""
-        cameras = len(self.contract.cameras)
-        idle: SimpleQueue[_Planner] = SimpleQueue()
-        for planner in self._planners:
-            idle.put(planner)
+        """Act in the episodes of these seeds; those that fail have no steps."""
+        # All processes plan at once: rows that begin at different times would wait for each other's plans.
+        rounds = (seeds[first : first + self._pool.rows] for first in range(0, len(seeds), self._pool.rows))
+        return [recording for some in rounds for recording in self._record(some)]
 
-        def record(seed: int) -> Recording:
-            planner = idle.get()
-            try:
-                return planner.record(seed, cameras)
-            finally:
-                idle.put(planner)
+    def _record(self, seeds: Sequence[int]) -> list[Recording]:
+        contract = self.contract
+        seen: dict[int, list[SimObservation]] = {seed: [] for seed in seeds}
 
-        with ThreadPoolExecutor(len(self._planners)) as threads:
-            return list(threads.map(record, seeds))
+        def act(questions: list[Question]) -> Actions:
+            for question in questions:
+                seen[question.seed].append(question.observation)
+            return np.zeros((len(questions), 1, contract.action_dim), np.float32)
+
+        results = run_episodes(self._pool, act, seeds, episode_limit=contract.episode_limit, attempts=1)
+        return [_recording(r.seed, seen[r.seed] if r.success else [], contract.state_dim) for r in results]
 
     def __enter__(self) -> Self:
         return self
@@ -119,87 +110,55 @@ class ManiSkillExpert:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for planner in self._planners:
-            planner.end()
-
-    def _description(self) -> Made:
-        if self._made is None:
-            self._made = self._planners[0].made()
-        return self._made
+        self._pool.close()
 
 
-class _Planner:
-    """One process that plans, and is started again when it crashes or hangs."""
-
-    def __init__(self, task: str, options: SimulatorOptions) -> None:
-        self._task, self._options = task, options
-        self._made: Made | None = None
-        self._start()
-
-    def made(self) -> Made:
-        """Wait until the simulator is made; SimulatorError if it cannot be."""
-        if self._made is None:
-            data = self._receive(MAKE_S)
-            reply = _decode_made.decode(data) if data else MakeFailed("its process died or took too long: see its log")
-            if isinstance(reply, MakeFailed):
-                raise SimulatorError(f"simulator {self._task} cannot be made: {reply.reason}")
-            self._made = reply
-        return self._made
-
-    def record(self, seed: int, cameras: int) -> Recording:
-        """Plan and act in one episode; a crash or a missed deadline is a failed one."""
-        self.made()
-        self._pipe.send_bytes(_encode(seed))
-        data = self._receive(EPISODE_S)
-        if data is None:
-            self.end()
-            self._start()
-            nothing = np.zeros((0, 0), np.float32)
-            return Recording(seed, False, nothing, nothing, ())
-        reply = _decode_recorded.decode(data)
-        states, actions = unpack_float32(reply.states), unpack_float32(reply.actions)
-        pictures = [unpack_uint8(picture) for picture in reply.pictures]
-        views = tuple(pictures[i * len(states) : (i + 1) * len(states)] for i in range(cameras))
-        return Recording(seed, reply.success, states, actions, views)
-
-    def end(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.kill()
-        self._process.join()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._task, self._options), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._made = None
-
-    def _receive(self, seconds: float) -> bytes | None:
-        try:
-            return self._pipe.recv_bytes() if self._pipe.poll(seconds) else None
-        except (EOFError, OSError):
-            return None
+def _recording(seed: int, seen: list[SimObservation], state_dim: int) -> Recording:
+    numbers = np.array([observation.state for observation in seen], np.float32).reshape(len(seen), -1)
+    images = tuple(zip(*(observation.images for observation in seen), strict=True))
+    return Recording(seed, bool(seen), numbers[:, :state_dim], numbers[:, state_dim:], images)
 
 
-def _serve(pipe: Connection, task: str, options: SimulatorOptions) -> None:
-    """Record one episode for each seed, until the pipe closes."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody answers what ManiSkill may ask
-    try:
-        simulator = make_simulator(task, options)
-        assert isinstance(simulator, ManiSkill)
-        follower = _Follower(task.partition("/")[2], simulator)
-    except (SimulatorError, ValueError) as error:
-        pipe.send_bytes(_encode(MakeFailed(str(error))))
-        return
-    pipe.send_bytes(_encode(Made(simulator.contract, simulator.instruction)))
-    while True:
-        try:
-            seed = msgspec.msgpack.decode(pipe.recv_bytes(), type=int)
-        except EOFError:
-            return
-        pipe.send_bytes(_encode(follower.record(seed)))
+def make_planned(task: str, options: SimulatorOptions) -> Planned:
+    """Make the simulator that the expert reads its episodes from; see `registry.make_simulator`."""
+    simulator = make_simulator(task, options)
+    assert isinstance(simulator, ManiSkill)
+    return Planned(task.partition("/")[2], simulator)
+
+
+class Planned:
+    """A `Simulator` whose episode the planner acts out when it begins, whatever it is told afterwards.
+
+    A state goes on behind the policy's with the action that was taken in it. An episode that it does not solve cannot
+    begin.
+    """
+
+    def __init__(self, task: str, simulator: ManiSkill) -> None:
+        self.contract, self.instruction = simulator.contract, simulator.instruction
+        self._simulator, self._follower = simulator, _Follower(task, simulator)
+        self._moments: list[SimObservation] = []
+        self._step = 0
+
+    def reset(self, seed: int, *, render: bool = True) -> SimObservation:
+        """Act in the episode of a seed, and return to its first moment; ValueError if the planner does not solve it."""
+        steps = self._follower.record(seed)
+        if not steps:
+            raise ValueError(f"the planner does not solve the episode of seed {seed}")
+        self._moments = [SimObservation(np.append(seen.state, action), seen.images) for seen, action in steps]
+        self._step = 0
+        return self._moments[0]
+
+    def step_chunk(
+        self, actions: Actions, *, render: bool = True, final: bool = False, record: bool = False
+    ) -> StepResult:
+        """Go on to the next moment; the last one stands for what comes behind it."""
+        self._step += 1
+        done = self._step == len(self._moments)
+        return StepResult(self._moments[self._step - done], np.zeros(1, np.float32), done, done, done, ())
+
+    def close(self) -> None:
+        """Free the recorded scene."""
+        self._simulator.close()
 
 
 class _Ended(Exception):  # noqa: N818 - not an error: the way out of a plan whose episode has ended
@@ -231,8 +190,8 @@ class _Follower:
         )
         self._gripper = simulator.contract.gripper != "none"
 
-    def record(self, seed: int) -> _Recorded:
-        """Plan and act in the episode of a seed."""
+    def record(self, seed: int) -> list[tuple[SimObservation, npt.NDArray[np.float32]]]:
+        """Plan and act in the episode of a seed; returns what was seen and done, nothing if that did not solve it."""
         self._steps: list[tuple[SimObservation, npt.NDArray[np.float32]]] = []
         self._observation = self._simulator.reset(seed)
         self._success, self._planned, self._last = False, 0, np.zeros(0, np.float32)
@@ -244,14 +203,7 @@ class _Follower:
             pass
         except Exception as error:  # plans raise what they like when an episode has no solution
             logging.getLogger(__name__).warning("seed %d has no plan: %s: %s", seed, type(error).__name__, error)
-        observations = [observation for observation, _ in self._steps]
-        views = zip(*(observation.images for observation in observations), strict=True)
-        return _Recorded(
-            success=self._success,
-            states=pack(np.array([observation.state for observation in observations], np.float32)),
-            actions=pack(np.array([action for _, action in self._steps], np.float32)),
-            pictures=tuple(pack(picture) for view in views for picture in view),
-        )
+        return self._steps if self._success else []
 
     def reset(self, seed: int) -> Any:
         """Reset the planner's environment, for the planner."""
