@@ -32,7 +32,6 @@ class Explored(NamedTuple):
     sample: Floats
     log_prob: Floats
     value: Floats
-    keys: tuple[str, ...]
 
 
 class Answer(NamedTuple):
@@ -144,9 +143,9 @@ class Asker:
         sample = _floats(told.sample, answer.buffers, rows)
         log_prob = _floats(told.log_prob, answer.buffers, rows, 3)
         value = _floats(told.value, answer.buffers, rows, 2)
-        if log_prob.shape != actions.shape or len(told.keys) != rows:
-            raise _broken(f"{rows} rows got log-probabilities of {log_prob.shape} and {len(told.keys)} feature keys")
-        return Answer(message.version, actions, Explored(sample, log_prob, value, told.keys))
+        if log_prob.shape != actions.shape:
+            raise _broken(f"actions of {actions.shape} got log-probabilities of {log_prob.shape}")
+        return Answer(message.version, actions, Explored(sample, log_prob, value))
 
 
 def _floats(array: Array, buffers: Sequence[Buffer], rows: int, dimensions: int = 0) -> Floats:
@@ -163,10 +162,7 @@ def _join(answers: Sequence[Answer]) -> Answer:
     told = [answer.explored for answer in answers if answer.explored is not None]
     if not told:
         return Answer(answers[0].version, actions)
-    sample, log_prob, value = (np.concatenate(parts) for parts in list(zip(*told, strict=True))[:3])
-    return Answer(
-        answers[0].version, actions, Explored(sample, log_prob, value, tuple(key for one in told for key in one.keys))
-    )
+    return Answer(answers[0].version, actions, Explored(*map(np.concatenate, zip(*told, strict=True))))
 
 
 def _broken(sentence: str) -> JoyNexusError:

@@ -25,7 +25,6 @@ class _Decision(NamedTuple):
     sample: Floats
     log_prob: Floats
     value: Floats
-    key: str
     rewards: Floats
     executed: int
 
@@ -89,7 +88,6 @@ class Collector:
                 explored.sample[row],
                 explored.log_prob[row],
                 explored.value[row],
-                explored.keys[row],
                 rewards,
                 result.steps,
             )
@@ -125,7 +123,6 @@ class Collector:
             images=tuple(
                 np.stack(view) for view in zip(*(decision.observation.images for decision in decisions), strict=True)
             ),
-            keys=tuple(decision.key for decision in decisions),
             sample=np.stack([decision.sample for decision in decisions]),
             log_prob=np.stack([decision.log_prob for decision in decisions]),
             value=np.stack([decision.value for decision in decisions]),

@@ -41,7 +41,6 @@ class Trajectories:
         last_value: [E, V] float32, value of the observation behind the last action; 0 where `terminated`.
         state: [N, S] float32, raw units.
         images: one [N, H, W, 3] uint8 array a camera, in the contract's order.
-        keys: N keys of features.
         sample: [N, …] float32, what the head drew (`ActionModule.log_prob` takes it).
         log_prob: [N, C, A] float32, of each number drawn, when it was drawn.
         value: [N, V] float32.
@@ -60,7 +59,6 @@ class Trajectories:
     last_value: Floats
     state: Floats
     images: tuple[npt.NDArray[np.uint8], ...]
-    keys: tuple[str, ...]
     sample: Floats
     log_prob: Floats
     value: Floats
@@ -70,7 +68,7 @@ class Trajectories:
 
 MAX_NUMBERS_BYTES = 1 << 30
 """Most bytes of arrays, pictures aside, in a blob that is read: they are copied."""
-_MAX_BODY_BYTES = 16 << 20  # of all that is no array: keys above all
+_MAX_BODY_BYTES = 1 << 20  # of all that is no array
 
 _PER_EPISODE = ("lengths", "seeds", "draws", "success", "terminated", "last_value")
 _PER_DECISION = ("state", "sample", "log_prob", "value", "rewards", "executed")
@@ -90,7 +88,6 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     contract: str
     instruction: str
-    keys: tuple[str, ...]
     arrays: tuple[Array, ...]
     images: tuple[Array, ...]
 
@@ -107,7 +104,6 @@ def pack(trajectories: Trajectories) -> bytes:
         version=trajectories.version,
         contract=trajectories.contract,
         instruction=trajectories.instruction,
-        keys=trajectories.keys,
         arrays=tuple(packer.add(getattr(trajectories, name)) for name in _ARRAYS),
         images=tuple(packer.add(image) for image in trajectories.images),
     )
@@ -139,7 +135,6 @@ def unpack(data: Buffer) -> Trajectories:
         version=body.version,
         contract=body.contract,
         instruction=body.instruction,
-        keys=body.keys,
         images=tuple(rebuild(image, buffers) for image in body.images),
         **arrays,
     )
@@ -170,7 +165,6 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
         contract=first.contract,
         instruction=first.instruction,
         images=tuple(np.concatenate(views) for views in zip(*(part.images for part in parts), strict=True)),
-        keys=tuple(key for part in parts for key in part.keys),
         **arrays,
     )
     _check_distinct(together)
@@ -181,7 +175,7 @@ def _check(t: Trajectories) -> None:
     """ValueError with one sentence if something in the trajectories disagrees with something else."""
     if t.version < 1:
         raise ValueError(f"trajectories are of version {t.version}: versions count from 1")
-    episodes, decisions = len(t.lengths), len(t.keys)
+    episodes, decisions = len(t.lengths), len(t.executed)
     for name in _ARRAYS:
         array = getattr(t, name)
         if array.dtype != _DTYPES[name] or (array.ndim < 2 if name == "sample" else array.ndim != _DIMENSIONS[name]):

@@ -182,7 +182,6 @@ def _actions(request: _Request, packer: ArrayPacker) -> tuple[Array, Exploration
         sample=packer.add(explored.sample),
         log_prob=packer.add(explored.log_prob),
         value=packer.add(explored.value),
-        keys=tuple(request.need.keys),
     )
 
 

@@ -113,10 +113,9 @@ def policy(master: FakeMaster, rows_seen: list[int]) -> Iterator[None]:
             packer = ArrayPacker()
             actions = packer.add(np.stack([act_expert(state)[None].repeat(CHUNK, 0) for state in states]))
             told = Exploration(
-                sample=actions,
+                sample=packer.add(np.array(act.seeds, np.float32)[:, None]),
                 log_prob=actions,
                 value=packer.add(states[:, :1]),
-                keys=tuple(str(seed) for seed in act.seeds),
             )
             answer = Actions(version=1, actions=actions, exploration=told if act.explore else None)
             master.give(answer, packer.buffers, re=packet.header.id)
@@ -230,7 +229,7 @@ def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> Non
             for _ in range(t.lengths[episode]):
                 assert np.array_equal(t.state[row], observation.state)
                 assert t.value[row] == observation.state[0]
-                assert t.keys[row] == str(derived_seed("rollout", draw, step))
+                assert t.sample[row] == np.float32(derived_seed("rollout", draw, step))
                 count = min(CHUNK, limit - step)
                 result = simulator.step_chunk(act_expert(observation.state)[None].repeat(count, 0))
                 assert t.rewards[row].tolist() == result.rewards.tolist() + [0.0] * (CHUNK - count)
@@ -250,7 +249,7 @@ def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> Non
         )
         page = done(master)
         t = unpack(master.store.path(page.trajectories).read_bytes())
-        assert t.images[0].shape == (len(t.keys), 64, 64, 3)
+        assert t.images[0].shape == (len(t.executed), 64, 64, 3)
         assert t.images[0].std() > 10
         assert t.rewards.sum() == t.success.sum() == t.terminated.sum() == 2
         assert not t.last_value.any()

@@ -38,13 +38,11 @@ class Exploration(Wire, frozen=True, kw_only=True):
         sample: [R, …] float32, what the head drew, from which it finds the log-probability again.
         log_prob: [R, chunk, A] float32, of each number drawn; how they are summed is the algorithm's choice.
         value: [R, V] float32.
-        keys: R keys under which the features are stored.
     """
 
     sample: Array
     log_prob: Array
     value: Array
-    keys: tuple[str, ...]
 
 
 class Actions(Wire, frozen=True, kw_only=True):

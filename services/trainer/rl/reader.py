@@ -1,7 +1,7 @@
 """From an `rl_epoch` to what it is computed from: experience, feature keys, and a way to each observation.
 
-In: digests of rollouts, a policy. Out: what was checked against it. Never: a feature key that the rollout names (it may
-have been made on a tenant's own machine; a key made here, of what was seen, is one of the tenant's for certain), a
+In: digests of rollouts, a policy. Out: what was checked against it. Never: a feature key that somebody names (a rollout
+may have been made on a tenant's own machine; a key made here, of what was seen, is one of the tenant's for certain), a
 picture that nobody needs, or more memory than an update may take.
 
 An update's experience is kept for its next epochs. Without it, after a restart, the same is made again.

@@ -37,7 +37,6 @@ class Master:
                 sample=packer.add(np.full((self.rows, 5), 1, np.float32)),
                 log_prob=packer.add(np.full((self.rows, self.chunk, 1), 2, np.float32)),
                 value=packer.add(np.full((self.rows, 1), 3, np.float32)),
-                keys=tuple(str(len(self.asked)) for _ in range(self.rows)),
             )
             answer = Actions(version=answer.version, actions=actions, exploration=told)
         return Packet(header=Header(kind="", id="m"), message=answer, buffers=tuple(packer.buffers))
@@ -55,9 +54,7 @@ def error(code: ErrorCode) -> JoyNexusError:
 
 _ARRAY = ArrayPacker().add(np.zeros((2, 4, 1), np.float32))
 ANSWER = Actions(version=1, actions=_ARRAY)
-EXPLORED = Actions(
-    version=1, actions=_ARRAY, exploration=Exploration(sample=_ARRAY, log_prob=_ARRAY, value=_ARRAY, keys=())
-)
+EXPLORED = Actions(version=1, actions=_ARRAY, exploration=Exploration(sample=_ARRAY, log_prob=_ARRAY, value=_ARRAY))
 
 
 def test_rows_travel_whole_and_actions_come_back() -> None:
@@ -123,7 +120,6 @@ def test_who_explores_is_told_how_the_actions_were_drawn() -> None:
     assert answer.explored.sample.tolist() == np.full((2, 5), 1.0).tolist()
     assert answer.explored.log_prob.tolist() == np.full((2, 4, 1), 2.0).tolist()
     assert answer.explored.value.tolist() == [[3.0], [3.0]]
-    assert answer.explored.keys == ("1", "2")
 
 
 def test_rows_of_two_versions_are_never_one_answer() -> None:

@@ -70,11 +70,11 @@ def test_trajectories_depend_on_neither_rows_nor_losses(rows: int, losses: dict[
     assert pack(whole(FakePool(rows, losses, "step" if where else "reset"))) == ALONE
 
 
-Decision = tuple[list[float], float, list[float], int, float, str]
+Decision = tuple[list[float], float, list[float], int, float]
 
 
 def plain_loop(seed: int, draw: int) -> list[Decision]:
-    """Return state, drawn number, rewards, executed actions, value and key of each decision, and the last value."""
+    """Return state, drawn number, rewards, executed actions and value of each decision, and the last value."""
     simulator, steps = CountingSimulator(SimulatorOptions(episode_limit=LIMIT)), 0
     decisions: list[Decision] = []
     observation = simulator.reset(seed)
@@ -83,12 +83,11 @@ def plain_loop(seed: int, draw: int) -> list[Decision]:
         speed = np.float32((0.01 if seed >= 50 else 0.5) + question_draw % 97 / 9700)
         value = float(observation.state[1] + speed)
         if steps == LIMIT or simulator._sum >= 10:
-            decisions.append(([], 0.0, [], 0, value if steps == LIMIT else 0.0, ""))
+            decisions.append(([], 0.0, [], 0, value if steps == LIMIT else 0.0))
             return decisions
         count = min(CHUNK, LIMIT - steps)
         result = simulator.step_chunk(np.full((count, 1), speed, np.float32))
-        key = f"key of {seed} at {steps}"
-        decisions.append((observation.state.tolist(), float(speed), result.rewards.tolist(), result.steps, value, key))
+        decisions.append((observation.state.tolist(), float(speed), result.rewards.tolist(), result.steps, value))
         observation, steps = result.observation, steps + result.steps
 
 
@@ -98,19 +97,19 @@ def test_collected_numbers_are_those_of_a_plain_loop() -> None:
     assert (t.seeds.tolist(), t.draws.tolist()) == (SEEDS, DRAWS)
     assert t.success.tolist() == t.terminated.tolist() == [seed < 50 for seed in SEEDS]
     for episode, (seed, draw) in enumerate(zip(SEEDS, DRAWS, strict=True)):
-        *decisions, (_, _, _, _, last_value, _) = plain_loop(seed, draw)
+        *decisions, (_, _, _, _, last_value) = plain_loop(seed, draw)
         assert t.lengths[episode] == len(decisions)
         assert t.last_value[episode, 0] == np.float32(last_value)
         assert (last_value == 0) == t.terminated[episode]
-        for row, (state, speed, rewards, executed, value, key) in enumerate(decisions, start):
+        for row, (state, speed, rewards, executed, value) in enumerate(decisions, start):
             assert t.state[row].tolist() == state
             assert t.images[0][row].flat[0] == seed
             assert t.sample[row].tolist() == [[speed]] * CHUNK
             assert t.log_prob[row].tolist() == [[-speed]] * CHUNK
             assert t.rewards[row].tolist() == rewards + [0.0] * (CHUNK - executed)
-            assert (t.executed[row], t.value[row, 0], t.keys[row]) == (executed, np.float32(value), key)
+            assert (t.executed[row], t.value[row, 0]) == (executed, np.float32(value))
         start += len(decisions)
-    assert start == len(t.keys)
+    assert start == len(t.executed)
 
 
 def test_episodes_from_the_same_start_draw_differently() -> None:
@@ -193,7 +192,7 @@ def test_values_for_each_action_and_none_at_all() -> None:
     for values in (0, CHUNK):
         t = collect(FakePool(2), ask=partial(explore, values=values))[1]
         assert t is not None
-        assert t.value.shape == (len(t.keys), values)
+        assert t.value.shape == (len(t.executed), values)
         assert t.last_value.shape == (len(SEEDS), values)
 
 

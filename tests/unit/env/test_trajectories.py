@@ -46,7 +46,6 @@ def make(
         last_value=np.where(terminated[:, None], np.float32(0), normal(episodes, values)),
         state=normal(decisions, 3),
         images=tuple(rng.integers(0, 256, (decisions, 5, 4, 3), np.uint8) for _ in range(cameras)),
-        keys=tuple(f"{key:032x}" for key in range(decisions)),
         sample=normal(decisions, chunk, 2),
         log_prob=normal(decisions, chunk, 2),
         value=normal(decisions, values),
@@ -123,7 +122,7 @@ def test_a_shape_that_lies_about_its_frame_is_refused() -> None:
             unpack(blob)
 
 
-def test_more_numbers_or_keys_than_memory_is_given_to_are_refused_before_they_are_copied(
+def test_more_numbers_or_text_than_memory_is_given_to_are_refused_before_they_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blob = pack(make(cameras=2))
@@ -187,7 +186,6 @@ def test_pages_together_are_all_their_episodes_in_order() -> None:
     assert both.draws.tolist() == [0, 1, 9]
     assert np.array_equal(both.state, np.concatenate([a.state, b.state]))
     assert np.array_equal(both.images[0], np.concatenate([a.images[0], b.images[0]]))
-    assert both.keys == a.keys + b.keys
     assert same(unpack(pack(both)), both)
     assert same(concatenate([a]), a)
 

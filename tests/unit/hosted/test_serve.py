@@ -113,7 +113,6 @@ class FakeMaster:
                 sample=packer.add(np.zeros((rows, 2, 2), np.float32)),
                 log_prob=packer.add(np.zeros((rows, 2, 2), np.float32)),
                 value=packer.add(np.ones((rows, 1), np.float32)),
-                keys=tuple(f"{index:064x}" for index in range(rows)),
             )
         return Actions(version=3, actions=actions, exploration=drawn), packer.buffers
 

@@ -109,7 +109,6 @@ def test_what_was_drawn_comes_back_to_whoever_asked_with_its_own_arrays(world: W
                 sample=Array(dtype="|u1", shape=(1,), frame=4 * index),
                 log_prob=Array(dtype="|u1", shape=(1,), frame=4 * index + 3),
                 value=Array(dtype="|u1", shape=(1,), frame=4 * index + 1),
-                keys=(f"k{index}",),
             ),
         )
         for index, item in enumerate(groups[0].items)
@@ -121,7 +120,6 @@ def test_what_was_drawn_comes_back_to_whoever_asked_with_its_own_arrays(world: W
         assert isinstance(answer, Actions)
         drawn = answer.exploration
         assert drawn is not None
-        assert drawn.keys == (f"k{index}",)
         frames = [answer.actions.frame, drawn.sample.frame, drawn.log_prob.frame, drawn.value.frame]
         assert [send.buffers[frame] for frame in frames] == [bytes([4 * index + at]) for at in (2, 0, 3, 1)]
 

@@ -55,7 +55,6 @@ def made_up(
         "last_value": last_value,
         "state": dice.standard_normal((decisions, 4), dtype=np.float32),
         "images": (),
-        "keys": ("",) * decisions,
         "sample": dice.standard_normal((decisions, chunk, actions), dtype=np.float32),
         "log_prob": dice.standard_normal((decisions, chunk, actions), dtype=np.float32),
         "value": dice.standard_normal((decisions, values), dtype=np.float32),
@@ -145,7 +144,6 @@ def collect(
         terminated=done,
         last_value=last,
         images=tuple(gathered(view) for view in range(len(spec.contract.cameras))),
-        keys=("",) * len(flat),
         **{name: gathered(name) for name in ("state", "sample", "log_prob", "value", "rewards", "executed")},
     )
 

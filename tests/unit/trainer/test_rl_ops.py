@@ -88,15 +88,6 @@ def test_without_pictures_an_update_has_one_forward(loop: RlLoop) -> None:
     assert [answer.backbone_forwards for answer in loop.answers[-2:]] == [1, 0]
 
 
-def test_a_feature_key_that_a_rollout_names_is_not_believed(tmp_path: Path) -> None:
-    honest, forged = begun(Bench(tmp_path / "honest"), cameras=1), begun(Bench(tmp_path / "forged"), cameras=1)
-    pages = rolled(forged)
-    other = "0" * 80
-    forged.bench.features.put(other, forged.bench.backbone.forward([see(forged.spec, np.ones(4, np.float32))])[0])
-    count = len(unpack(forged.bench.blobs.path(pages[0]).read_bytes()).keys)
-    assert forged.update(0, rolled(forged, keys=(other,) * count)) == honest.update(0, rolled(honest))
-
-
 def test_groups_that_are_left_out_cost_no_forward(tmp_path: Path) -> None:
     loop = begun(Bench(tmp_path), GrpoSpec(group_size=4, epochs=1, filter_low=1e6, filter_high=1e7), cameras=1)
     before = state(loop)
