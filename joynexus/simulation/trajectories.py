@@ -175,11 +175,13 @@ def _check(t: Trajectories) -> None:
     """ValueError with one sentence if something in the trajectories disagrees with something else."""
     if t.version < 1:
         raise ValueError(f"trajectories are of version {t.version}: versions count from 1")
-    episodes, decisions = len(t.lengths), len(t.executed)
     for name in _ARRAYS:
         array = getattr(t, name)
         if array.dtype != _DTYPES[name] or (array.ndim < 2 if name == "sample" else array.ndim != _DIMENSIONS[name]):
             raise ValueError(f"{name} of the trajectories is {array.dtype} {list(array.shape)}, which it cannot be")
+    episodes, decisions = len(t.lengths), len(t.executed)
+    for name in _ARRAYS:
+        array = getattr(t, name)
         count, what = (episodes, "episodes") if name in _PER_EPISODE else (decisions, "decisions")
         if len(array) != count:
             raise ValueError(f"{name} of the trajectories has {len(array)} rows for {count} {what}")
