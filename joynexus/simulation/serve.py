@@ -28,6 +28,7 @@ from joynexus.simulation.asking import Asker
 from joynexus.simulation.interface import Picture, SimulatorError, SimulatorOptions
 from joynexus.simulation.own import make_own
 from joynexus.simulation.pool import Deadlines, SimulatorPool
+from joynexus.simulation.process import Recycling
 from joynexus.simulation.work import describe_simulator, options_of, run_rollout
 from joynexus.wire import Buffer, ErrorCode, Failure, JoyNexusError, Packet, failure
 from joynexus.wire.back import DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
@@ -53,6 +54,8 @@ PAUSE_S = 1.0
 RESULT_S = 600.0
 """How long a result waits for a master that is away."""
 GOODBYE_S = 3.0
+RECYCLING = Recycling(episodes=1000, memory_mib=1024, handles=64)
+"""When a worker process is replaced between two pages; an environment that does not leak is made anew now and then."""
 _GONE = frozenset({ErrorCode.STALE, ErrorCode.NOT_REGISTERED})
 
 Work = Rollout | DescribeSimulator
@@ -74,6 +77,7 @@ class Serving(NamedTuple):
         environments: in each process; they ask the policy together.
         instruction: task text in place of the environment's own.
         deadlines: for each call of an environment.
+        recycling: when a worker process is replaced, between two of its episodes.
     """
 
     target: str
@@ -82,6 +86,7 @@ class Serving(NamedTuple):
     environments: int = 8
     instruction: str = ""
     deadlines: Deadlines = Deadlines()
+    recycling: Recycling = RECYCLING
 
     @property
     def env(self) -> str:
@@ -91,7 +96,9 @@ class Serving(NamedTuple):
     def open_pool(self, options: SimulatorOptions, rows: int) -> SimulatorPool:
         """Open a pool of one worker process."""
         task = f"{self.target} {self.instruction}".strip()
-        return SimulatorPool(task, rows, make=make_own, options=options, deadlines=self.deadlines)
+        return SimulatorPool(
+            task, rows, make=make_own, options=options, deadlines=self.deadlines, recycling=self.recycling
+        )
 
     def offer(self, incarnation: str) -> OfferEnvironment:
         """Make one environment to see what it is.

@@ -14,6 +14,7 @@ import pytest
 from joynexus.client._blobs import LocalBlob
 from joynexus.simulation import serve as serving
 from joynexus.simulation.pool import Deadlines
+from joynexus.simulation.process import Recycling
 from joynexus.simulation.serve import EnvironmentHost, Serving
 from joynexus.simulation.trajectories import unpack
 from joynexus.wire import ErrorCode, JoyNexusError, Message, Packet, failure
@@ -298,6 +299,16 @@ def test_environment_that_never_works_is_one_sentence_and_the_host_goes_on(
         assert done.error.code is ErrorCode.BAD_DATA
         assert done.error.message.startswith("none of 1 episodes could be run: the simulator was lost 3 times: it ")
         assert sentence in done.error.message
+
+
+def test_worker_process_is_replaced_between_pages_before_it_leaks_too_much(
+    master: FakeMaster, serve: Callable[..., list[str]]
+) -> None:
+    master.work = [rollout(task) for task in ("one", "two", "three")]
+    serve("make_telling", recycling=Recycling(episodes=6))
+    pages = [{episode.reward / 6 for episode in done.episodes} for done in results(master, 3)]
+    assert [len(pids) for pids in pages] == [1, 1, 1]
+    assert pages[0] == pages[1] != pages[2]
 
 
 def test_lanes_work_side_by_side(master: FakeMaster, serve: Callable[..., list[str]]) -> None:
