@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,18 +19,7 @@ from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile, KeyScope
 from joynexus.transport import dial
 from joynexus.wire import Buffer, Message, Packet, decode, encode
-
-
-def free_addresses() -> Addresses:
-    """Addresses on which nobody listens now."""
-    sockets = [socket.socket() for _ in range(4)]
-    for opened in sockets:
-        opened.bind(("127.0.0.1", 0))
-    names = [f"tcp://127.0.0.1:{opened.getsockname()[1]}" for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return Addresses(**dict(zip(Addresses.__struct_fields__, names, strict=True)))
-
+from tests.process.clusters import own_addresses
 
 _RESEND_S = 5.0
 
@@ -41,7 +29,7 @@ class MasterProcess:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.folder = folder
-        self.addresses = free_addresses()
+        self.addresses = own_addresses()
         self.keyring = Keyring(folder / "keys")
         self.keyring.prepare(self.addresses)
         self.process: subprocess.Popen[bytes] | None = None

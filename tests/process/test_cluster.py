@@ -26,6 +26,7 @@ from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import PolicySpec
 from services.env.datasets.writer import LeRobotWriter
 from services.env.simulators.metaworld_tasks import contract as metaworld_contract
+from tests.process.clusters import running
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,16 +35,15 @@ CONTRACT = Contract(
     robot="toy", cameras=(Camera(name="front", height=32, width=32),), state_dim=4, action_dim=2, rate_hz=10.0
 )
 EPISODES, STEPS = 4, 24
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=120)
-    try:
-        yield launch.up(folder, options)
-    finally:
-        launch.down(folder)
+    with running(folder, options) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

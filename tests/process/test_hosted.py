@@ -21,11 +21,13 @@ from joynexus.keyring import Keyring
 from joynexus.local import LocalCluster
 from joynexus.specs import PolicySpec, PpoSpec, RlPolicy
 from joynexus.wire.front import EvaluationResult
+from tests.process.clusters import running
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_environment" / "point_mass.py"
 BACKBONE = "tiny-qwen3vl"
+pytestmark = pytest.mark.slow
 
 WITHOUT_SERVICES = """
 import sys
@@ -55,10 +57,8 @@ make_env = Hangs
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=120)
-    try:
-        yield launch.up(folder, options)
-    finally:
-        launch.down(folder)
+    with running(folder, options) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

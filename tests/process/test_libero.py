@@ -23,6 +23,7 @@ from services.env.datasets.writer import LeRobotWriter
 from services.env.producers.libero_demos import LiberoExpert
 from services.env.simulators import libero_tasks
 from services.env.simulators.libero import LiberoFamily
+from tests.process.clusters import running
 
 TASK = "libero/libero_object/0"
 CAMERAS = tuple(Camera(name=n, height=64, width=64, rotation_deg=180) for n in libero_tasks.CAMERA_NAMES)
@@ -36,13 +37,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("cluster")
-    try:
-        cluster = launch.up(folder, launch.Options(backbone="lite", simulator_processes=1))
-        with joynexus.connect(cluster.client_file) as client:
-            yield client
-    finally:
-        launch.down(folder)
+    options = launch.Options(backbone="lite", simulator_processes=1)
+    with (
+        running(tmp_path_factory.mktemp("cluster"), options) as cluster,
+        joynexus.connect(cluster.client_file) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from services.env.producers.demos import write_demonstrations
 from services.env.simulators.maniskill import ManiSkillFamily
 from services.env.simulators.registry import make_simulator, open_pool
 from services.trainer.rl.experience import make_experience
+from tests.process.clusters import running
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,13 +44,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("cluster")
-    try:
-        cluster = launch.up(folder, launch.Options(backbone="lite", simulator_processes=2))
-        with joynexus.connect(cluster.client_file) as client:
-            yield client
-    finally:
-        launch.down(folder)
+    options = launch.Options(backbone="lite", simulator_processes=2)
+    with (
+        running(tmp_path_factory.mktemp("cluster"), options) as cluster,
+        joynexus.connect(cluster.client_file) as client,
+    ):
+        yield client
 
 
 @pytest.mark.parametrize("cameras", [(), CAMERAS], ids=["state", "rgb"])

@@ -24,11 +24,13 @@ from joynexus.local import LocalCluster
 from joynexus.specs import OptimizerSpec
 from joynexus.wire.front import LaneStatus
 from services.env.datasets.writer import LeRobotWriter
+from tests.process.clusters import running
 from tests.waiting import until
 
 BACKBONE = "tiny-qwen3vl"
 TENANTS = ("ada", "ben", "cho", "dee")
 STEPS = 40
+pytestmark = pytest.mark.slow
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -55,10 +57,8 @@ TASKS = {
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("many")
     options = launch.Options(backbone=BACKBONE, trainers=2, inference=2, simulator_processes=1, timeout_s=180)
-    try:
-        yield launch.up(folder, options)
-    finally:
-        launch.down(folder)
+    with running(folder, options) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
