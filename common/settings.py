@@ -154,11 +154,15 @@ class HealthSettings(WorkerSettings):
 
     Attributes:
         cluster_dir: folder of a cluster on this machine whose processes it looks after; empty: it only watches.
+        lost_s: a worker that the master has lost for so long, while its process lives, is killed and started again.
+        master_silent_s: so is a master that has not answered for so long.
         listen: `host:port` of the dashboard, `/healthz`, `/readyz` and `/metrics`.
     """
 
     cluster_file: Path = Path(".joynexus/keys/health/client.toml")
     cluster_dir: Path | None = None
+    lost_s: float = Field(20.0, gt=0)
+    master_silent_s: float = Field(30.0, gt=0)
     listen: str = "127.0.0.1:5714"
 
 

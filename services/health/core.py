@@ -29,7 +29,6 @@ LOOP_PAUSE_S = 30.0
 STABLE_S = 60.0
 """An instance that lived so long has no quick failures any more."""
 LOST_S = 20.0
-"""A worker that the master has lost for so long, while its process lives, is wedged."""
 MASTER_SILENT_S = 30.0
 REGISTER_S = 300.0
 """A worker that has not registered for so long is wedged; loading a model may take minutes."""
@@ -109,9 +108,13 @@ class HealthCore:
 
     Args:
         roles: role by instance name, in the order in which they are started.
+        lost_s: a worker that the master has lost for so long, while its process lives, is wedged.
+        master_silent_s: and so is a master that has not answered for so long.
     """
 
     roles: dict[str, str]
+    lost_s: float = LOST_S
+    master_silent_s: float = MASTER_SILENT_S
     _instances: dict[str, _Instance] = field(default_factory=dict)
     _master_heard: float | None = None
 
@@ -197,12 +200,12 @@ class HealthCore:
         """Say why a live process is of no use any more; empty if it is (or if that cannot be told now)."""
         if instance.role == "master":
             silent = now - max(instance.started_at, self._master_heard or 0.0)
-            return f"it did not answer for {silent:.0f} s" if silent >= MASTER_SILENT_S else ""
+            return f"it did not answer for {silent:.0f} s" if silent >= self.master_silent_s else ""
         if self._master_heard is None or now - self._master_heard > 5.0:
             return ""  # without a master nobody can register: judge when it is back
         if instance.unknown_since is not None:
             unknown = now - max(instance.unknown_since, instance.started_at)
-            if instance.known and unknown >= LOST_S:
+            if instance.known and unknown >= self.lost_s:
                 return f"the master has not heard it for {unknown:.0f} s"
             if not instance.known and unknown >= REGISTER_S:
                 return f"it did not register within {REGISTER_S:.0f} s"

@@ -129,7 +129,8 @@ def run(settings: HealthSettings) -> None:
         stack.callback(cluster.forget, "health")
         plan = cluster.load_plan()
         supervisor = LocalSupervisor(cluster, plan)
-        core = HealthCore({role.name: role.role for role in plan.roles})
+        roles = {role.name: role.role for role in plan.roles}
+        core = HealthCore(roles, lost_s=settings.lost_s, master_silent_s=settings.master_silent_s)
         with runtime:
             runtime.register(register)
             Health(cluster, core, supervisor, runtime).run()

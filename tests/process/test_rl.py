@@ -17,22 +17,25 @@ from joynexus import Client, launch
 from joynexus.local import LocalCluster
 from joynexus.specs import EvaluateSpec, GrpoSpec, OptimizerSpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire.front import EvaluationResult, UpdatePoint
+from tests.process.clusters import running
 from tests.waiting import until
 
 BACKBONE = "tiny-qwen3vl"
 ENV = "metaworld/reach-v3"
 PPO = PpoSpec(epochs=2, minibatch=16)
 EPISODES, UPDATES = 6, 3
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     options = launch.Options(backbone=BACKBONE, simulator_processes=2, timeout_s=120)
-    try:
-        yield launch.up(folder, options)
-    finally:
-        launch.down(folder)
+    with pytest.MonkeyPatch.context() as environment:  # health's: it need not wait long before it takes one for wedged
+        environment.setenv("JOYNEXUS_LOST_S", "5")
+        environment.setenv("JOYNEXUS_MASTER_SILENT_S", "15")
+        with running(folder, options) as cluster:
+            yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,7 @@ def test_whoever_is_killed_the_curve_is_that_of_an_undisturbed_job(
     assert numbers(job.updates) == numbers(undisturbed)
 
 
-@pytest.mark.timeout(400)  # health waits before it takes a worker that lives for wedged
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("victims", [("env", "inference", "trainer"), ("master",)], ids=["workers", "master"])
 def test_whoever_hangs_is_replaced_and_the_curve_is_that_of_an_undisturbed_job(
     client: Client, cluster: LocalCluster, undisturbed: list[UpdatePoint], victims: tuple[str, ...]

@@ -133,6 +133,20 @@ def test_instance_that_the_master_lost_is_killed_after_a_while() -> None:
     assert "has not heard it" in state(health, "trainer").reason
 
 
+def test_how_long_silence_is_borne_is_the_operators_choice() -> None:
+    health = HealthCore(dict(ROLES), lost_s=3.0, master_silent_s=7.0)
+    health.handle(Adopted(pids=PIDS), 0.0)
+    health.handle(all_seen(), 1.0)
+    lost = Seen(roles=(role("trainer", phase="lost"), role("env")))
+    (worker,) = advance(health, 6.0, start=1.0, seen=lost)
+    assert isinstance(worker, Kill)
+    assert worker.name == "trainer"
+    assert advance(health, 12.0, start=6.0, seen=None) == []
+    (master,) = advance(health, 14.0, start=12.0, seen=None)
+    assert isinstance(master, Kill)
+    assert master.name == "master"
+
+
 def test_nobody_is_blamed_while_the_master_is_away() -> None:
     health = up_core()
     health.handle(Ended(name="master", how="x"), 2.0)
