@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from joynexus.specs import GrpoSpec, PpoSpec
 from services.trainer.rl.advantages import episode_weights, gae, group_advantages, normalised
-from services.trainer.rl.experience import by_step, make_experience
+from services.trainer.rl.experience import Experience, by_step, make_experience
 from services.trainer.rl.losses import importance_weights, policy_loss, value_loss
 from tests.unit.trainer.rollouts import made_up
 
@@ -223,6 +223,28 @@ def test_grpo_trains_on_the_groups_that_are_kept_and_on_nothing_else(level: str)
     lengths = [8, 8, 8] if level == "action" else [3, 3, 3]
     assert made.weight.flatten().tolist() == pytest.approx([1.0] * 9)
     assert made.mask.sum() == sum(lengths)
+
+
+def test_a_group_that_lost_siblings_is_measured_by_those_that_came_back_and_no_other_group_by_them() -> None:
+    returns = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    seeds = np.repeat([7, 8], 4)
+
+    def without(*lost: int) -> Experience:
+        kept = np.setdiff1d(np.arange(8), lost)
+        rewards = np.column_stack([returns[kept], np.zeros((len(kept), 2))]).astype(np.float32)
+        rollout = made_up(
+            1, lengths=[1] * len(kept), seeds=seeds[kept], rewards=rewards, executed=np.full(len(kept), 3)
+        )
+        return make_experience(rollout, GrpoSpec(group_size=4, filter_low=0.0, filter_high=1.0), 1.0)
+
+    whole, torn, alone = without(), without(1), without(1, 2, 3)
+    assert (whole.groups_kept, torn.groups_kept, alone.groups_kept) == (2, 2, 1)
+    exact = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(torn.advantage[:3, 0], ((exact - exact.mean()) / (exact.std() + 1e-6)).float())
+    assert torch.equal(torn.advantage[3:], whole.advantage[4:])
+    assert torch.equal(torn.weight, torch.ones(7, 1)), "what is lost takes no weight from the others"
+    assert torch.equal(alone.advantage, whole.advantage[4:])
+    assert alone.decisions.tolist() == [1, 2, 3, 4], "an episode that lost all its siblings is not trained on"
 
 
 def test_grpo_with_nothing_to_learn_from_has_no_decisions() -> None:
