@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from joynexus.contract import Contract
 from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
-from joynexus.simulation.process import TIMEOUT, Recycling, WorkerProcess, receive
+from joynexus.simulation.process import DEAD, TIMEOUT, Recycling, WorkerProcess, receive
 from joynexus.simulation.protocol import (
     Made,
     MakeFailed,
@@ -249,9 +249,14 @@ class SimulatorPool:
         making = [process for process in processes if process.made is None]
         if not making:
             return
-        left_s = max(process.make_by for process in making) - time.monotonic()
+        make_by = max(process.make_by for process in making)
+        replies = receive(making, max(0.0, make_by - time.monotonic()))
+        died = [process for process, reply in replies.items() if reply == DEAD]
+        for process in died:  # maybe with who forked it, which is no fault of its own: once more, in what time is left
+            process.replace()
+        replies |= receive(died, max(0.0, make_by - time.monotonic()))
         problem: Exception | None = None
-        for process, reply in receive(making, max(0.0, left_s)).items():
+        for process, reply in replies.items():
             if isinstance(reply, Made):
                 process.is_made(reply)
                 continue

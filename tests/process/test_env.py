@@ -211,6 +211,24 @@ def test_a_simulator_worker_that_is_killed_costs_time_and_nothing_else(tmp_path:
             assert done(master).episodes == undisturbed.episodes
 
 
+def test_the_process_that_forks_simulators_costs_time_and_nothing_else_when_it_is_killed(tmp_path: Path) -> None:
+    """While a page runs and while none does. Nobody waits for the page's deadline, which is some minutes away."""
+    blind = metaworld_contract(SimulatorOptions(cameras=()))
+    with FakeMaster(tmp_path) as master, env_process(master):
+        rows: list[int] = []
+        with policy(master, rows):
+            master.give(rollout(blind))
+            undisturbed = done(master)
+            kill_nurseries()
+            master.give(rollout(blind, task="r2"))
+            assert done(master).episodes == undisturbed.episodes
+            asked = len(rows)
+            master.give(rollout(blind, task="r3"))
+            until(lambda: len(rows) >= asked + 5, 60)
+            kill_nurseries()
+            assert done(master).episodes == undisturbed.episodes
+
+
 def test_what_is_collected_is_what_a_plain_loop_would_see(tmp_path: Path) -> None:
     seeds, draws, limit = (5, 6, 5), (1, 1, 2), 20
     act_expert, blind = expert("reach-v3"), SimulatorOptions(cameras=(), episode_limit=limit, end_at_success=False)
@@ -289,8 +307,19 @@ def test_a_worker_that_is_told_to_leave_finishes_its_page(tmp_path: Path) -> Non
         assert child.wait(20) == 0
 
 
+def kill_nurseries() -> None:
+    nurseries = family_tree()
+    assert nurseries
+    for pid in nurseries:
+        os.kill(pid, signal.SIGKILL)
+
+
 def simulator_pids() -> list[int]:
-    """Worker processes: children of the nurseries below this process."""
+    return [worker for workers in family_tree().values() for worker in workers]
+
+
+def family_tree() -> dict[int, list[int]]:
+    """Worker processes by nursery, below this process."""
     parents: dict[int, list[int]] = {}
     nurseries = []
     for entry in Path("/proc").iterdir():
@@ -306,4 +335,7 @@ def simulator_pids() -> list[int]:
     ours = {os.getpid()}
     for _ in range(4):
         ours |= {child for parent in ours for child in parents.get(parent, [])}
-    return [pid for nursery in nurseries if nursery in ours for pid in parents.get(nursery, [])]
+    forked = {
+        pid for nursery in nurseries for pid in parents.get(nursery, [])
+    }  # they have their nursery's command line
+    return {nursery: parents.get(nursery, []) for nursery in nurseries if nursery in ours - forked}

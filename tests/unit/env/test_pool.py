@@ -154,6 +154,14 @@ def test_the_process_that_forks_workers_may_die_or_hang_too(end: signal.Signals)
         wait_until_gone((parent,))
 
 
+def test_who_forks_workers_may_die_while_they_make_their_simulators(tmp_path: Path) -> None:
+    preload = ("nothing_to_import_orphaned",)
+    task = f"orphaned/{tmp_path / 'died'}"
+    with SimulatorPool(task, 2, make=fakes.make_orphaned, preload=preload, processes=2) as pool:
+        assert all(isinstance(seen, SimObservation) for seen in pool.reset({0: 1, 1: 2}).values())
+    assert (tmp_path / "died").exists()
+
+
 def test_a_pool_closes_also_when_no_process_can_be_started_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with counting(rows=2, processes=2) as pool:
         pool.reset({0: fakes.DIES, 1: 1})
