@@ -12,12 +12,11 @@ import pytest
 
 from joynexus.contract import Camera
 from joynexus.specs import EvaluateSpec
-from joynexus.wire import ErrorCode, Failure, Message, failure
+from joynexus.wire import Array, ErrorCode, Failure, Message, failure
 from joynexus.wire.back import Collect, DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
 from joynexus.wire.front import (
     Act,
     Actions,
-    Array,
     CancelJob,
     ClusterStatus,
     Done,
