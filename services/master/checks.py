@@ -236,14 +236,33 @@ def _check_cameras(cameras: tuple[Camera, ...]) -> None:
         _range(f"width of camera '{camera.name}'", camera.width, 1, MAX_SIDE)
 
 
-def recipe_difference(policy: PolicySpec, recipe: Recipe) -> str | None:
-    """Compare a policy with how a job would create it; return the first field that differs, as a clause."""
+def says_nothing(recipe: Recipe) -> bool:
+    """Tell whether a job leaves to others how its policy is made."""
+    return recipe == type(recipe)()
+
+
+def recipe_difference(policy: PolicySpec | Recipe, recipe: Recipe) -> str | None:
+    """Compare a policy, or how it will be made, with a job's `create`; a `create` that says nothing fits any.
+
+    Returns:
+        The first field that differs, as a clause.
+    """
+    if says_nothing(recipe):
+        return None
     for field in type(recipe).__struct_fields__:
-        mine = policy.contract.cameras if field == "cameras" else getattr(policy, field)
         theirs = getattr(recipe, field)
+        mine = _value(policy, field, theirs)
         if mine != theirs:
             return f"its '{field}' is {mine!r}, the job's 'create' says {theirs!r}"
     return None
+
+
+def _value(policy: PolicySpec | Recipe, field: str, unknown: object) -> object:
+    if field == "cameras" and isinstance(policy, PolicySpec):
+        return policy.contract.cameras
+    if field == "action_target" and isinstance(policy, RlPolicy):
+        return "absolute"
+    return getattr(policy, field, unknown)  # of `SftPolicy`, its data set has the cameras
 
 
 def _check_recipe(spec: PolicySpec | Recipe) -> None:

@@ -318,6 +318,7 @@ class MasterCore:
             ended=jobs.note_ended,
             freed=self._freed,
             find=jobs.find,
+            earlier=jobs.earlier,
             make_stage=jobs.make_stage,
             begin_stage=jobs.begin_stage,
         )

@@ -17,7 +17,7 @@ from common.journal.records import CurveRecord, JobRecord, OpRecord, Record
 from joynexus.specs import PolicySpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import TrainKind
-from services.master.checks import Recipe, recipe_difference
+from services.master.checks import Recipe, recipe_difference, says_nothing
 from services.master.curve import is_outcome
 from services.master.job import Job, Tools, policy_key
 from services.master.ops import Op
@@ -138,6 +138,16 @@ class DrivingJob(Job):
         elif self._complete:
             self._conclude(policy)
 
+    def _comes_later(self, policy: Policy | None, create: Recipe) -> bool:
+        """Wait if a job that was submitted earlier is to make the policy, as this one does not say how."""
+        earlier = self.tools.earlier(self) if policy is None and says_nothing(create) else None
+        if earlier is None:
+            self.waiting_for = ""
+            return False
+        self.waiting_for = f"job '{earlier.id}', which makes policy '{self.policy_name}'"
+        self.tools.wait(self, policy_key(self.tenant, self.policy_name))
+        return True
+
     def _create(self, spec: PolicySpec) -> None:
         """Create the policy, then go on."""
         self._busy = True
@@ -157,7 +167,7 @@ class DrivingJob(Job):
         if policy.driver:
             driver = f"job '{policy.job}'" if policy.job else "the loop"
             self.waiting_for = f"{driver}, which drives policy '{policy.name}'"
-            self.tools.wait(self, policy_key(policy))
+            self.tools.wait(self, policy_key(*policy.key))
             return
         record = msgspec.structs.replace(self.record, state="running", first_seq=policy.next_seq, **fields)
         self._drive(policy)
@@ -320,16 +330,12 @@ class DrivingJob(Job):
 
 def to_be_created(policy: Policy | None, create: Recipe) -> bool:
     """Tell whether a job makes its policy: there is none, or nobody could ever use the one there is (a wrong size)."""
-    return policy is None or (policy.never_opened and _difference(policy, create) is not None)
-
-
-def _difference(policy: Policy, create: Recipe) -> str | None:
-    return None if create == type(create)() else recipe_difference(policy.spec, create)
+    return policy is None or (policy.never_opened and recipe_difference(policy.spec, create) is not None)
 
 
 def check_recipe(policy: Policy, create: Recipe) -> None:
     """Refuse to train a policy that exists with another recipe; a `create` that says nothing takes it as it is."""
-    difference = _difference(policy, create)
+    difference = recipe_difference(policy.spec, create)
     if difference is not None:
         raise refuse(
             ErrorCode.CONFLICT,

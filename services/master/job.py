@@ -39,6 +39,7 @@ class Tools(msgspec.Struct, frozen=True):
         ended: note that a job has ended.
         freed: tell those who wait for a policy that its job has let go of it.
         find: find a job of a tenant.
+        earlier: find a job that was submitted before this one, has not ended, and trains the same policy.
         make_stage, begin_stage: make a job that is a stage of another one; have it begin, once it is durable.
     """
 
@@ -57,6 +58,7 @@ class Tools(msgspec.Struct, frozen=True):
     ended: Callable[[Job], None]
     freed: Callable[[Policy], None]
     find: Callable[[str, str], Job | None]
+    earlier: Callable[[Job], Job | None]
     make_stage: Callable[[Job, StageSpec], Job]
     begin_stage: Callable[[Job], None]
 
@@ -233,9 +235,9 @@ def dataset_key(tenant: str, name: str) -> tuple[str, ...]:
     return ("dataset", tenant, name)
 
 
-def policy_key(policy: Policy) -> tuple[str, ...]:
+def policy_key(tenant: str, name: str) -> tuple[str, ...]:
     """Return what jobs wait for that need to drive a policy."""
-    return ("policy", *policy.key)
+    return ("policy", tenant, name)
 
 
 def mismatch(sentence: str) -> JoyNexusError:

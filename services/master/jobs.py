@@ -15,9 +15,8 @@ from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PipelineSpec, RlSpec, SftSpec, StageSpec
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
-from services.master.catalog import faulty
-from services.master.checks import check_execute, check_job
-from services.master.driving_job import DrivingJob, check_recipe, to_be_created
+from services.master.checks import check_job
+from services.master.driving_job import DrivingJob
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
 from services.master.events import FrontMessage
 from services.master.job import Job, Tools, dataset_key, policy_key
@@ -26,6 +25,7 @@ from services.master.outbox import not_found, not_saved, refuse
 from services.master.pipeline_job import PipelineJob
 from services.master.policy import Policy
 from services.master.rl_job import RlJob
+from services.master.submission import check_possible, evaluated_version, trains
 from services.master.training_job import TrainingJob
 
 _LISTED = 500
@@ -168,7 +168,7 @@ class Jobs:
 
     def policy_freed(self, policy: Policy) -> None:
         """Nobody drives a policy any more."""
-        self._wake(policy_key(policy))
+        self._wake(policy_key(*policy.key))
 
     def version_settled(self, policy: Policy, version: int, error: Failure | None) -> None:
         """Inference has applied or refused a version, or there is no inference any more."""
@@ -214,38 +214,24 @@ class Jobs:
 
     # Inside
 
-    def _check(self, tenant: str, spec: JobSpec, *, trained: bool = False) -> None:
-        """Refuse a job that could never run.
+    def _check(self, tenant: str, spec: JobSpec, *, pipeline: Job | None = None) -> None:
+        """Refuse a job that could never run; `pipeline` has it as a stage."""
+        rank = self._numbers[tenant] + 1 if pipeline is None else pipeline.record.number
+        check_possible(self._tools, tenant, spec, behind=self._earlier(tenant, spec.policy, rank) is not None)
 
-        Args:
-            trained: it comes behind one that trains the policy, so that this will exist.
-        """
-        match spec:
-            case PipelineSpec():
-                for stage in spec.stages:
-                    self._check(tenant, stage, trained=trained)
-                    trained = trained or isinstance(stage, SftSpec | RlSpec)
-            case SftSpec() | RlSpec():
-                if isinstance(spec, SftSpec):
-                    self._check_dataset(tenant, spec.dataset)
-                policy = self._tools.policies.find(tenant, spec.policy)
-                if trained and spec.create == type(spec.create)():
-                    return  # by then it is there, as the job before makes it
-                if policy is None or to_be_created(policy, spec.create):
-                    self._tools.policies.check_module(spec.create.backbone, spec.create.head)
-                elif not trained:
-                    check_recipe(policy, spec.create)
-                if isinstance(spec, RlSpec) and not trained:
-                    recipe = spec.create if policy is None or to_be_created(policy, spec.create) else policy.spec
-                    check_execute(spec.execute, recipe.chunk, spec.policy)
-            case EvaluateSpec() | EvaluateDatasetSpec():
-                if isinstance(spec, EvaluateDatasetSpec):
-                    self._check_dataset(tenant, spec.dataset)
-                if not trained or spec.version:
-                    self._version(tenant, spec)
-                policy = self._tools.policies.find(tenant, spec.policy)
-                if isinstance(spec, EvaluateSpec) and policy is not None:
-                    check_execute(spec.execute, policy.spec.chunk, policy.name)
+    def _earlier(self, tenant: str, policy: str, rank: int) -> Job | None:
+        """Return a job of lower rank that trains a policy and has not ended."""
+        unsaved = (self._by_key[place] for place in self._unsaved if place[0] == tenant)
+        for job in (*self._jobs.get(tenant, {}).values(), *unsaved):
+            spec = job.record.spec
+            if not job.ended and spec.policy == policy and trains(spec) and self._rank(job) < rank:
+                return job
+        return None
+
+    def _rank(self, job: Job) -> int:
+        """Return the place of a job in the order of submission; stages have that of their pipeline."""
+        pipeline = self.find(job.tenant, job.record.pipeline)
+        return (pipeline or job).record.number
 
     def _make(self, tenant: str, spec: JobSpec, *, key: str, pipeline: str = "") -> Job:
         """Give a job a number.
@@ -253,7 +239,9 @@ class Jobs:
         Raises:
             JoyNexusError: there is no such version.
         """
-        version = self._version(tenant, spec) if isinstance(spec, EvaluateSpec | EvaluateDatasetSpec) else 0
+        version = 0
+        if isinstance(spec, EvaluateSpec | EvaluateDatasetSpec):
+            version = evaluated_version(self._tools, tenant, spec)
         self._numbers[tenant] += 1
         name, kind = _KINDS[type(spec)]
         record = JobRecord(
@@ -271,17 +259,6 @@ class Jobs:
         if isinstance(job, EvaluationJob | DatasetEvaluationJob):
             job.pin.hold()  # now: an RL job may let go of the version before this one is on disk
         return job
-
-    def _version(self, tenant: str, spec: EvaluateSpec | EvaluateDatasetSpec) -> int:
-        found = self._tools.policies.version(tenant, spec.policy, spec.version)
-        if found.refused:
-            raise refuse(ErrorCode.NOT_FOUND, f"version {found.version} cannot be served: {found.refused}")
-        return found.version
-
-    def _check_dataset(self, tenant: str, name: str) -> None:
-        found = self._tools.catalog.find(tenant, name)
-        if found.state == "faulty":
-            raise faulty(found)
 
     def _get(self, tenant: str, name: str) -> Job:
         job = self.find(tenant, name)
@@ -314,9 +291,14 @@ class Jobs:
             if not oldest.record.pipeline:
                 self._by_key.pop((oldest.tenant, oldest.record.key), None)
             self._outbox.save(oldest.forget())
+        self._wake(policy_key(job.tenant, job.record.spec.policy))  # it may have been to make the policy
         pipeline = self.find(job.tenant, job.record.pipeline)
         if pipeline is not None:
             pipeline.advance()
+
+    def earlier(self, job: Job) -> Job | None:
+        """Return a job that was submitted before this one, has not ended, and trains the same policy."""
+        return self._earlier(job.tenant, job.record.spec.policy, self._rank(job))
 
     def find(self, tenant: str, name: str) -> Job | None:
         """Return a job of this tenant."""
@@ -328,7 +310,7 @@ class Jobs:
         Raises:
             JoyNexusError: it could never run.
         """
-        self._check(pipeline.tenant, spec)
+        self._check(pipeline.tenant, spec, pipeline=pipeline)
         return self._make(pipeline.tenant, spec, key="", pipeline=pipeline.id)
 
     def begin_stage(self, job: Job) -> None:

@@ -102,6 +102,8 @@ class RlJob(DrivingJob):
     def _start(self) -> None:
         spec = self.spec
         policy = self.tools.policies.find(self.tenant, spec.policy)
+        if self._comes_later(policy, spec.create):
+            return
         if policy is None or to_be_created(policy, spec.create):
             warm_up = 0 if spec.create.normalization == "none" else spec.warmup_episodes
             described = self._describe_simulator(spec.create.cameras, warm_up)

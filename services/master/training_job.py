@@ -77,8 +77,10 @@ class TrainingJob(DrivingJob):
                 f"episodes: hold out at most {found.episodes - 1}",
             )
         policy = self.tools.policies.find(self.tenant, spec.policy)
+        if self._comes_later(policy, spec.create):
+            return
         if policy is None or to_be_created(policy, spec.create):
-            self._create(self._make_spec(found))
+            self._create(make_spec(spec.create, found))
             return
         check_recipe(policy, spec.create)
         difference = first_difference(policy.spec.contract, contract_of(found))
@@ -90,12 +92,6 @@ class TrainingJob(DrivingJob):
             manifest=found.manifest,
             feature_scope=feature_scope(self.tenant, found.tenant, found.dataset),
         )
-
-    def _make_spec(self, found: DatasetRecord) -> PolicySpec:
-        create = self.spec.create
-        fields = {field: getattr(create, field) for field in SftPolicy.__struct_fields__}
-        statistics = None if create.normalization == "none" else found.statistics
-        return PolicySpec(**fields, contract=contract_of(found), statistics=statistics)
 
     def _fill(self, policy: Policy, planned: PlannedOp, record: OpRecord) -> OpRecord | None:
         indices = self._batch(planned.step)
@@ -231,3 +227,10 @@ class TrainingJob(DrivingJob):
             samples=self._curve.samples,
             backbone_forwards=self._curve.forwards,
         )
+
+
+def make_spec(create: SftPolicy, found: DatasetRecord) -> PolicySpec:
+    """Return the policy that an SFT job makes for a ready data set."""
+    fields = {field: getattr(create, field) for field in SftPolicy.__struct_fields__}
+    statistics = None if create.normalization == "none" else found.statistics
+    return PolicySpec(**fields, contract=contract_of(found), statistics=statistics)

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from common.journal.records import JobRecord
+from joynexus.contract import Camera
 from joynexus.datasets import Fault
-from joynexus.specs import EvaluateSpec, PipelineSpec, SftPolicy
+from joynexus.specs import EvaluateSpec, PipelineSpec, RlPolicy, SftPolicy
 from joynexus.wire import ErrorCode
 from joynexus.wire.back import DatasetPrepared, PrepareDataset, Rollout
 from joynexus.wire.errors import failure
@@ -26,7 +27,7 @@ from joynexus.wire.front import (
 from services.master.plan import compile_evaluation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import rl
-from tests.unit.master.world import World
+from tests.unit.master.world import CONTRACT, World
 
 EVALUATE = EvaluateSpec(policy="p", env="metaworld/reach-v3", episodes=4)
 STEPS = sft(steps=5)
@@ -230,6 +231,41 @@ def test_a_stage_without_a_recipe_takes_the_policy_of_the_one_before_it_also_on_
     cluster.run()
     assert info(world, job.job).state == "succeeded"
     assert world.ask(GetPolicy(policy="p"), PolicyInfo).spec.backbone == "tiny"
+
+
+CAMERA = Camera(name="front", height=8, width=8)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (sft(create=SftPolicy(chunk=4)), rl(create=RlPolicy(chunk=2)), "its 'chunk' is 4, the job's 'create' says 2"),
+        (sft(), rl(create=RlPolicy(chunk=8, cameras=(CAMERA,))), "its 'cameras' is"),
+        (rl(), sft(create=SftPolicy(chunk=1, action_target="relative_to_state")), "its 'action_target' is 'absolute'"),
+        (sft(create=SftPolicy(chunk=4)), rl(execute=5), "execute is 5, but policy 'p' predicts chunks of 4"),
+        (rl(), msgspec.structs.replace(EVALUATE, execute=2), "execute is 2, but policy 'p' predicts chunks of 1"),
+    ],
+)
+def test_a_stage_that_contradicts_the_policy_that_one_before_it_makes_is_refused_with_the_pipeline(
+    world: World, first: object, second: object, says: str
+) -> None:
+    cluster = Cluster(world)
+    push(world)
+    cluster.run()
+    refused = world.refused(SubmitJob(key="k", spec=pipeline(first, second)))
+    assert says in refused.message
+    if "its" in says:
+        assert refused.message.startswith("stage 2 contradicts stage 1, which makes policy 'p': ")
+
+
+def test_stages_may_say_the_same_recipe_again(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    cluster.run()
+    again = RlPolicy(chunk=4, cameras=CONTRACT.cameras)
+    job = submit(world, pipeline(sft(steps=5, create=SftPolicy(chunk=4)), rl(updates=1, create=again)))
+    cluster.run()
+    assert info(world, job.job).state == "succeeded"
 
 
 # Evaluations over several tasks
