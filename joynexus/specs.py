@@ -233,6 +233,9 @@ class GrpoSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 Algorithm = PpoSpec | GrpoSpec
 
+MAX_DECISIONS = 65_536
+"""Decisions (chunks that a policy was asked for) that one update is trained on, at most."""
+
 
 class RlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rl", tag_field="kind"):
     """Reinforcement learning of one policy in a simulator.
@@ -242,7 +245,7 @@ class RlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         env: simulator task, e.g. `metaworld/reach-v3`.
         algorithm: `{name: ppo, …}` or `{name: grpo, …}`.
         updates: how often the policy is improved; each update takes `episodes` new episodes and publishes a version.
-        episodes: episodes for each update; for GRPO a multiple of `group_size`.
+        episodes: episodes for each update, of at most `MAX_DECISIONS` decisions; for GRPO a multiple of `group_size`.
         reward: `dense` is the simulator's own, and episodes run to their limit; `success` is 1 for the step that solves
             the task, which ends the episode.
         reward_scale: factor on the rewards that are trained on.

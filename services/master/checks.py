@@ -12,6 +12,7 @@ import msgspec
 from joynexus.contract import Camera, Contract, Statistics, VectorStatistics
 from joynexus.specs import (
     MAX_CRITIC_WIDTH,
+    MAX_DECISIONS,
     Algorithm,
     EvaluateDatasetSpec,
     EvaluateSpec,
@@ -90,6 +91,27 @@ def check_execute(execute: int, chunk: int, policy: str) -> None:
     """Refuse to execute more actions than a chunk of the policy has."""
     if execute > chunk:
         raise _invalid(f"execute is {execute}, but policy '{policy}' predicts chunks of {chunk}")
+
+
+def check_decisions(spec: RlSpec, chunk: int, limit: int) -> None:
+    """Refuse updates that may have more decisions than are trained on at once.
+
+    Args:
+        chunk: actions that the policy predicts at once.
+        limit: steps after which an episode ends; 0 if that is not known yet.
+    """
+    executed = spec.execute or chunk
+    each = -(-limit // executed)
+    if spec.episodes * each <= MAX_DECISIONS:
+        return
+    group = spec.algorithm.group_size if isinstance(spec.algorithm, GrpoSpec) else 1
+    fitting = MAX_DECISIONS // each // group * group
+    fewer = f"at most {fitting} episodes, " if fitting else ""
+    raise _invalid(
+        f"an update of {spec.episodes} episodes of up to {limit} steps, with a decision every {executed}, has up to "
+        f"{spec.episodes * each} decisions, but is trained on at most {MAX_DECISIONS}: use {fewer}a smaller "
+        "episode_limit, or execute more of each chunk"
+    )
 
 
 def check_contract(contract: Contract) -> None:

@@ -20,7 +20,7 @@ from joynexus.specs import PolicySpec, PpoSpec, RlPolicy, RlSpec
 from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DescribeSimulator, RlBegin, RlEpoch, SimulatorDescribed
 from joynexus.wire.front import JobInfo, UpdatePoint
-from services.master.checks import check_execute
+from services.master.checks import check_decisions, check_execute
 from services.master.curve import LearningCurve, is_outcome
 from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.evaluation_jobs import missing_inference
@@ -108,6 +108,7 @@ class RlJob(DrivingJob):
             warm_up = 0 if spec.create.normalization == "none" else spec.warmup_episodes
             described = self._describe_simulator(spec.create.cameras, warm_up)
             if described is not None:
+                check_decisions(spec, described.chunk, described.contract.episode_limit)
                 self._create(described)
             return
         check_recipe(policy, spec.create)
@@ -116,6 +117,8 @@ class RlJob(DrivingJob):
         described = self._describe_simulator(policy.spec.contract.cameras, 0)
         if described is None:
             return
+        limit = spec.episode_limit or policy.spec.contract.episode_limit or described.contract.episode_limit
+        check_decisions(spec, policy.spec.chunk, limit)
         difference = why_unfit(policy.spec.contract, described.contract)
         if difference is not None:
             raise mismatch(f"policy '{policy.name}' does not fit '{spec.env}': {difference}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PipelineSpec, PolicySpec, RlSpec, SftSpec
 from joynexus.wire import ErrorCode
 from services.master.catalog import faulty
-from services.master.checks import Recipe, check_execute, recipe_difference, says_nothing
+from services.master.checks import Recipe, check_decisions, check_execute, recipe_difference, says_nothing
 from services.master.driving_job import check_recipe, to_be_created
 from services.master.job import Tools
 from services.master.outbox import refuse
@@ -50,6 +50,9 @@ def check_possible(tools: Tools, tenant: str, spec: JobSpec, *, behind: bool) ->
                 check_recipe(policy, stage.create)
         if isinstance(stage, RlSpec | EvaluateSpec) and recipe is not None:
             check_execute(stage.execute, recipe.chunk, spec.policy)
+        if isinstance(stage, RlSpec) and recipe is not None:
+            limit = recipe.contract.episode_limit if isinstance(recipe, PolicySpec) else 0
+            check_decisions(stage, recipe.chunk, stage.episode_limit or limit)
 
 
 def evaluated_version(tools: Tools, tenant: str, spec: EvaluateSpec | EvaluateDatasetSpec) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from joynexus.contract import struct_digest
 from joynexus.simulation.trajectories import MAX_NUMBERS_BYTES, Trajectories, concatenate, unpack
-from joynexus.specs import GrpoSpec
+from joynexus.specs import MAX_DECISIONS, GrpoSpec
 from joynexus.vla.feature import Observation
 from joynexus.vla.inputs import refuse
 from joynexus.vla.shared_forward import SharedForward
@@ -29,7 +29,6 @@ from services.trainer.blobs import Blobs
 from services.trainer.rl.experience import Experience, Ints, make_experience, values_of
 from services.trainer.slots import Slot, refused
 
-MAX_DECISIONS = 65_536
 _REMEMBERED_BYTES = 256 << 20
 _GIB = 1 << 30
 

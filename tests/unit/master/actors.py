@@ -258,6 +258,7 @@ class FakeEnv(FakeWorker):
         self.killed_by: set[int] = set()  # draws over which it dies
         self.error: Failure | None = None
         self.rollout_error: Failure | None = None  # of rollouts alone
+        self.episode_limit = 0  # of its simulators
         fields = {"credit": {"simulator": 1, "data": 1}, "serves": ("metaworld", "datasets", "sampler"), **register}
         super().__init__(world, incarnation, **fields)
 
@@ -308,7 +309,8 @@ class FakeEnv(FakeWorker):
             case DescribeSimulator():
                 if self.error is not None:
                     return SimulatorDescribed(**place, error=self.error)
-                contract = msgspec.structs.replace(CONTRACT, cameras=message.cameras or ())
+                limit = message.episode_limit or self.episode_limit
+                contract = msgspec.structs.replace(CONTRACT, cameras=message.cameras, episode_limit=limit)
                 return SimulatorDescribed(**place, contract=contract, instruction="go", statistics=STATISTICS)
             case _:
                 raise AssertionError(message)

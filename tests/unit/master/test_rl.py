@@ -243,6 +243,57 @@ def test_a_policy_with_another_recipe_is_not_improved(world: World) -> None:
     assert "'head'" in refused.message
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (rl(episodes=200, episode_limit=1000), "episode_limit, or"),
+        (
+            rl(episodes=200, episode_limit=1000),
+            "has up to 200000 decisions, but is trained on at most 65536: use at most 65 ",
+        ),
+        (
+            rl(episodes=200, episode_limit=1000, create=RlPolicy(chunk=3)),
+            "a decision every 3, has up to 66800 decisions",
+        ),
+        (rl(episodes=2, episode_limit=70_000), "65536: use a smaller episode_limit, or execute more of each chunk"),
+        (
+            rl(algorithm=GrpoSpec(group_size=8), episodes=80, episode_limit=1000),
+            "use at most 64 episodes",  # whole groups
+        ),
+    ],
+)
+def test_an_update_with_more_decisions_than_are_trained_on_is_refused_with_the_job(
+    world: World, spec: RlSpec, says: str
+) -> None:
+    refused = world.refused(SubmitJob(key="k", spec=spec))
+    assert refused.code is ErrorCode.INVALID
+    assert says in refused.message
+    submit(world, rl(episodes=65, episode_limit=1000))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_update_that_the_simulators_own_limit_makes_too_large_is_refused_before_its_first_episode(
+    world: World, exists: bool
+) -> None:
+    cluster = Cluster(world)
+    cluster.env.episode_limit = 1000
+    if exists:
+        world.create()
+    job = submit(world, rl(episodes=528))
+    cluster.run()
+    failed = info(world, job.job)
+    assert failed.state == "failed"
+    assert "but is trained on at most 65536" in failed.message
+    assert not rollouts(cluster.env)
+    assert not versions(world)
+
+
+def test_an_update_is_refused_with_the_job_if_the_policys_own_limit_makes_it_too_large(world: World) -> None:
+    world.create(spec=msgspec.structs.replace(SPEC, contract=msgspec.structs.replace(CONTRACT, episode_limit=1000)))
+    assert "up to 66000 decisions" in world.refused(SubmitJob(key="k", spec=rl(episodes=528))).message
+    submit(world, rl(episodes=520))
+
+
 # What is kept, and for how long
 
 
