@@ -46,7 +46,3 @@ class Tickets(msgspec.Struct, frozen=True, kw_only=True):
     def update(self, number: int) -> int:
         """Return the update that is trained on a rollout."""
         return number // self.batch
-
-    def staleness(self, number: int, acted: int) -> int:
-        """Return how old a rollout is when it is trained on, in updates; `acted` had been published when it began."""
-        return self.update(number) - acted

@@ -63,6 +63,6 @@ def test_whatever_ends_in_whatever_order_nothing_trained_on_is_too_old(
             if all(number in finished for number in wanted):
                 for number in wanted:
                     assert tickets.update(number) == published
-                    assert 0 <= tickets.staleness(number, finished.pop(number)) <= max_staleness
+                    assert 0 <= tickets.update(number) - finished.pop(number) <= max_staleness
                 published += 1
         assert len(running) + len(finished) <= (max_staleness + 1) * batch
