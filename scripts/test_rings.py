@@ -18,6 +18,9 @@ RINGS = {
     "process": "real roles, real sockets, kills",
     "simulators": "what needs ManiSkill or LIBERO, from the other rings",
 }
+WORKERS = {"process": 2}
+"""Processes that run a ring, a file of tests each (others: one a core). A cluster under test has processes enough."""
+MOST_WORKERS = 8  # each imports torch
 HEAVY = "simulators"  # installed and run on demand: `make test-simulators`
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS = 5
@@ -36,7 +39,9 @@ def main(names: list[str]) -> int:
         print(f"== ring {name}: {RINGS[name]}", flush=True)
         start = time.monotonic()
         chosen = ["tests", "-m", HEAVY] if name == HEAVY else [f"tests/{name}", "-m", f"not {HEAVY}"]
-        command = [sys.executable, "-m", "pytest", *chosen, "--durations=5"]
+        workers = WORKERS.get(name, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+        spread = [] if name == HEAVY else ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+        command = [sys.executable, "-m", "pytest", *chosen, *spread, "--durations=20"]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         verdict = {0: "passed", NO_TESTS: "has no tests"}.get(code, "FAILED")
         rows.append((name, verdict, time.monotonic() - start))
