@@ -214,7 +214,7 @@ def test_tenant_that_reads_nothing_blocks_nobody(shared: MasterProcess, tenant: 
             silent.send(encode(Status(), id=f"s{index}"))
         start = time.monotonic()
         fine(tenant)
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 15.0  # a blocked master would stay so
 
 
 # What is kept

