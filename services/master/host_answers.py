@@ -6,6 +6,8 @@ Never: trust in a size, a count, a number or a digest; or an exception for anyth
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from joynexus.contract import Contract, Statistics
@@ -24,6 +26,7 @@ MAX_REWARD = 1e30
 """Of an episode; sums of such stay finite."""
 MAX_WORDS = 400
 """Characters of a sentence that a host says."""
+_DIGEST = re.compile("[0-9a-f]{0,64}")
 _TELLABLE = frozenset(
     {
         ErrorCode.INVALID,
@@ -47,7 +50,8 @@ def check_offer(offer: OfferEnvironment) -> None:
     if not 1 <= offer.credit <= MAX_CREDIT:
         raise refuse(ErrorCode.INVALID, f"credit must lie between 1 and {MAX_CREDIT}, not {offer.credit}")
     if offer.software != _software(offer.software):
-        raise refuse(ErrorCode.INVALID, f"software has at most {MAX_SOFTWARE} entries of 64 characters each")
+        sentence = f"software has at most {MAX_SOFTWARE} entries of 64 characters each, on one line"
+        raise refuse(ErrorCode.INVALID, sentence)
     _check_environment(offer.contract, offer.instruction, None)
 
 
@@ -109,7 +113,7 @@ def _problem(asked: Rollout, said: RolloutDone, stored: int) -> str:
         return "its trajectories are missing"
     if said.trajectories and not stored:
         return "its trajectories were not uploaded"
-    if len(said.contract_digest) > 64:
+    if not _DIGEST.fullmatch(said.contract_digest):
         return "the digest of its contract is none"
     return ""
 
@@ -126,7 +130,7 @@ def _words(said: str) -> str:
 
 
 def _software(said: dict[str, str]) -> dict[str, str]:
-    return {name[:64]: version[:64] for name, version in list(said.items())[:MAX_SOFTWARE]}
+    return {_words(name)[:64]: _words(version)[:64] for name, version in list(said.items())[:MAX_SOFTWARE]}
 
 
 def _check_environment(contract: Contract | None, instruction: str, statistics: Statistics | None) -> None:

@@ -156,7 +156,12 @@ class Hosts:
                 progress=host.worker.progress,
                 busy_s=0.0,
                 uptime_s=self._outbox.now - host.worker.since,
-                detail={**host.offer.software, "simulators": host.env, "tenant": host.tenant},
+                # What a host says has names of its own: those of the cluster's roles mean something to operators.
+                detail={
+                    **{f"software.{name}": version for name, version in host.offer.software.items()},
+                    "simulators": host.env,
+                    "tenant": host.tenant,
+                },
             )
             for host in hosts
         )

@@ -461,6 +461,22 @@ def test_long_words_of_a_host_are_cut(world: World) -> None:
     assert set(map(len, result.software.values())) == {64}
 
 
+def test_a_terminal_shows_what_hosts_say_as_it_is_and_never_for_what_the_cluster_says(world: World) -> None:
+    host, job, work = one_page(world)
+    done = msgspec.structs.replace(host.answer(work), software={"numpy\n": "\x1b[2J1.0"})
+    host.finish(work, done)
+    host.work()
+    result = info(world, job).evaluation
+    assert result is not None
+    assert result.software == {"numpy": "[2J1.0"}
+    other = FakeHost(world, offer=False)
+    software = {"backbone": "none", "numerics": "not exact: call this number"}
+    other.ask(msgspec.structs.replace(other.offering, software=software), EnvironmentOffered)
+    details = [role.detail for role in world.ask(Status(), ClusterStatus).roles if role.role == "host"]
+    assert not any({"backbone", "numerics"} & set(detail) for detail in details)
+    assert details[-1]["software.backbone"] == "none"
+
+
 def test_failure_that_a_host_tells_is_the_jobs_and_never_the_services(world: World) -> None:
     host, job, work = one_page(world)
     told = failure(ErrorCode.INTERNAL, "the physics " + "x" * 10_000)
@@ -509,6 +525,7 @@ def test_result_of_another_kind_is_refused(world: World) -> None:
         ({"credit": 10**9}, "credit must lie between 1 and 64"),
         ({"instruction": "x" * 5000}, "its instruction has 5000 characters: give one of at most 4000"),
         ({"software": {str(index): "1" for index in range(100)}}, "software has at most 32 entries"),
+        ({"software": {"numpy": "\x1b[2J1.0"}}, "software has at most 32 entries of 64 characters each, on one line"),
         ({"contract": msgspec.structs.replace(CONTRACT, state_dim=10**9)}, "state_dim must lie between"),
         ({"contract": msgspec.structs.replace(CONTRACT, rate_hz=float("inf"))}, "rate_hz is not finite"),
         ({"contract": msgspec.structs.replace(CONTRACT, action_low=(-1.0,) * 9)}, "action_low has 9 values"),
