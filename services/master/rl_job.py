@@ -55,6 +55,7 @@ class RlJob(DrivingJob):
         self._published = -1  # updates whose version is published
         self._describing: Task | None = None
         self._described: PolicySpec | None = None
+        self._described_with: tuple[tuple[Camera, ...], int] = ((), 0)
 
     # What happens to it
 
@@ -131,8 +132,11 @@ class RlJob(DrivingJob):
             cameras: pictures wanted.
             warm_up: episodes with random actions.
         """
-        if self._described is not None or self._describing is not None:
+        if self._describing is not None:
+            return None
+        if self._described is not None and self._described_with == (cameras, warm_up):
             return self._described
+        self._described_with = (cameras, warm_up)  # a policy may have been made meanwhile, with pictures of its own
         spec = self.spec
 
         def make(task: str, attempt: int) -> DescribeSimulator:

@@ -236,6 +236,16 @@ def test_a_policy_that_does_not_fit_the_simulator_is_refused_before_anything_of_
     assert not policy(world).driver
 
 
+def test_a_policy_that_is_made_while_its_simulator_is_described_is_improved_as_it_is(world: World) -> None:
+    cluster = Cluster(world)
+    job = submit(world, rl(updates=1))
+    world.create()  # with a camera
+    cluster.run()
+    assert info(world, job.job).state == "succeeded"
+    described = [task for task in cluster.env.tasks if isinstance(task, DescribeSimulator)]
+    assert [task.cameras for task in described] == [(), SPEC.contract.cameras]
+
+
 def test_a_policy_with_another_recipe_is_not_improved(world: World) -> None:
     world.ask(CreatePolicy(policy="p", spec=SPEC), PolicyInfo)
     refused = world.refused(SubmitJob(key="k", spec=rl(create=RlPolicy(head="groot"))))
