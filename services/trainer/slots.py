@@ -130,6 +130,8 @@ class Slot:
         """Keep an answer, and count the op as applied."""
         is_checkpoint = item.kind == "checkpoint"
         self._results[item.seq, is_checkpoint] = done, item.skip
+        if isinstance(item.rl, RlEpoch) and item.rl.epoch + 1 >= item.rl.algorithm.epochs:
+            self._proximal = None  # however the last epoch ended: no other asks for it
         if not is_checkpoint:
             self.applied_seq = item.seq
         if done.checkpoint:
@@ -177,6 +179,7 @@ class Slot:
                 "this step is vetoed and its gradients are dropped: check the samples' scale, or lower the learning "
                 "rate",
             )
+        self._proximal = None  # a step on samples ends what was learned from rewards
         return {"grad_norm": metrics["grad_norm"], "lr": metrics["lr"], "step": float(metrics["step"])}
 
     def train_step(self, batch: TrainBatch, features: list[VLAFeature], seq: int) -> dict[str, float]:
@@ -216,7 +219,7 @@ class Slot:
         """Go over an update's experience once; return the metrics. `update` is its name, see `update_name`.
 
         In asynchronous jobs ratios are taken to the policy as it was when the update began; what it said is kept, in
-        checkpoints too, until the update's last epoch.
+        checkpoints too, until the update's last epoch was answered.
 
         Raises:
             JoyNexusError: `INVALID` if the policy is not ready for this, `BAD_DATA` if the samples cannot be its own,
@@ -249,7 +252,7 @@ class Slot:
                 "no minibatch had a finite loss and gradient, so nothing changed: check the rewards' scale, or lower "
                 "the learning rate",
             )
-        self._proximal = None if epoch.epoch + 1 >= epoch.algorithm.epochs else proximal
+        self._proximal = proximal
         return result.metrics
 
     def check_finite(self) -> None:

@@ -226,6 +226,39 @@ def test_what_an_asynchronous_update_began_with_is_forgotten_after_its_last_epoc
     assert "proximal" not in state(loop)
 
 
+def half_done(folder: Path) -> tuple[RlLoop, tuple[str, ...]]:
+    """An asynchronous update of two epochs, of which one is done."""
+    loop = begun(Bench(folder))
+    loop.weight_limit = 2.0
+    pages = rolled(loop)
+    loop.op("rl_epoch", rl=loop.epoch(0, 0, pages))
+    assert "proximal" in state(loop)
+    return loop, pages
+
+
+@pytest.mark.parametrize("how", ["it cannot be read", "nothing is finite", "it was set aside"])
+def test_a_last_epoch_that_fails_keeps_nothing_of_its_update(tmp_path: Path, how: str) -> None:
+    loop, pages = half_done(tmp_path)
+    before, skip = state(loop), how == "it was set aside"
+    if how == "it cannot be read":
+        pages = (loop.bench.blobs.put_bytes(b"no rollout"),)
+    if how == "nothing is finite":
+        rollout = made_up(2, values=3, contract=loop.spec.contract.digest())
+        rollout.rewards[:, 0] = 1e30
+        pages = (loop.bench.blobs.put_bytes(pack(rollout)),)
+    error = send(loop, loop.epoch(0, 1, pages), skip=skip).result.error
+    assert (error is None) is skip
+    del before["proximal"]
+    assert unchanged(loop, before)
+
+
+def test_a_step_on_samples_ends_an_update_that_was_given_up(tmp_path: Path) -> None:
+    loop, _ = half_done(tmp_path)
+    loop.seq += 1
+    loop.bench.done(Group().train(loop.name, loop.seq, Arrays(1, cameras=0)))
+    assert "proximal" not in state(loop)
+
+
 def test_a_restarted_trainer_still_knows_the_versions_that_were_published(loop: RlLoop) -> None:
     saved = loop.bench.done(Group().op(loop.name, loop.seq, "checkpoint"))[0].checkpoint
     loop.bench.fresh()
