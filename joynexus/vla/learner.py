@@ -137,7 +137,7 @@ class Learner:
             self.from_rewards, self.optimizer, self._named, self._moments, self.step = before
         return metrics
 
-    def begin_rl(self, begin: RlBegin) -> None:
+    def begin_rl(self, begin: RlBegin, *, most_bytes: int = 0) -> None:
         """Make the policy ready to learn from rewards, see `Policy.begin_rl`, with an optimizer that starts anew.
 
         Gradients that wait for a step are dropped.
@@ -146,7 +146,7 @@ class Learner:
             ValueError: one sentence; nothing is changed then.
         """
         _check(begin.optimizer)
-        self.policy.begin_rl(begin)
+        self.policy.begin_rl(begin, most_bytes=most_bytes)
         self.discard()
         self._start(rl=True)
 

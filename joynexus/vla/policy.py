@@ -28,6 +28,8 @@ from joynexus.wire.back import RlBegin
 
 Array = npt.NDArray[np.generic] | Tensor
 
+_GIB = 1 << 30
+
 
 class Explored(NamedTuple):
     """What a policy drew for B rows, and what training needs to know of it; all float32.
@@ -115,18 +117,30 @@ class Policy:
             self.actor_critic.load_state_dict({name: own.pop(PREFIX + name) for name in names})
         self.module.load_state_dict(own)
 
-    def begin_rl(self, begin: RlBegin, *, drawn: bool = True) -> None:
+    def begin_rl(self, begin: RlBegin, *, drawn: bool = True, most_bytes: int = 0) -> None:
         """Make ready to learn from rewards: give the policy what it draws with, and a value head if one is asked for.
 
         What it has of an earlier job and is asked for again stays as it was learned: what it draws with, if the
         settings are the same; the value head, if it has the same size. The rest has the initial values that `spec.seed`
         gives; `drawn` as for the policy.
 
+        Args:
+            begin: what to give it.
+            most_bytes: that training the policy may then take (`memory_bytes`); 0 means no limit.
+
         Raises:
-            ValueError: one sentence, if the head cannot explore or a number in `begin` is out of range.
+            ValueError: one sentence, if the head cannot explore, a number in `begin` is out of range, or it takes more
+                than `most_bytes`; nothing is changed then.
         """
         with nullcontext() if drawn else without_drawing():
             new = ActorCritic(self.spec, self.module, begin).to(self.device)
+        nbytes = training_bytes(self.module) + training_bytes(new)
+        if most_bytes and nbytes > most_bytes:
+            raise ValueError(
+                f"with what RL adds it takes {nbytes / _GIB:.1f} GiB to train, and policies have "
+                f"{most_bytes / _GIB:.1f} GiB here: choose a narrower critic or a smaller head_config, or ask the "
+                "operator for more (slot_bytes)"
+            )
         old, before = self.actor_critic, self.rl
         if old is not None and before is not None:
             if before.exploration == begin.exploration:

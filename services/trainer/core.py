@@ -39,7 +39,8 @@ class TrainerEngine:
         clock: measures busy time; None takes the backbone's device.
         max_rows: samples in one forward at most.
         max_slots: policies in memory at most; 0 means no limit.
-        slot_bytes: a new policy that takes more than this to train is refused; 0 means no limit.
+        slot_bytes: a policy that takes more than this to train is refused when it is new or RL adds to it; 0 means no
+            limit.
         update_bytes: an RL update whose features take more than this is refused; 0 means no limit.
         advance: called after each forward, and after each rollout and each minibatch of a long op.
     """
@@ -68,7 +69,7 @@ class TrainerEngine:
         self._forward = SharedForward(backbone, feature_store, self._clock, max_rows=max_rows, advance=advance)
         self._samples = SampleReader(self._blobs, self._forward.key)
         self._experience = ExperienceReader(self._blobs, self._forward, update_bytes=update_bytes, advance=advance)
-        self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype), advance)
+        self._ops = Ops(self._blobs, numerics_class(backbone.device, backbone.dtype), slot_bytes, advance)
 
     @property
     def policies(self) -> tuple[SlotKey, ...]:

@@ -31,12 +31,14 @@ class Ops:
     Args:
         blobs: where versions and states go and come from.
         numerics_class: of this process; written into versions.
+        slot_bytes: a policy that RL would make take more than this is refused; 0 means no limit.
         advance: called after each minibatch of a long op.
     """
 
-    def __init__(self, blobs: Blobs, numerics_class: str, advance: Callable[[], None]) -> None:
+    def __init__(self, blobs: Blobs, numerics_class: str, slot_bytes: int, advance: Callable[[], None]) -> None:
         self._blobs = blobs
         self._numerics_class = numerics_class
+        self._slot_bytes = slot_bytes
         self._advance = advance
         self._kinds: dict[str, Callable[[Slot, TrainItem], TrainDone]] = {
             "optim_step": lambda slot, item: make_done(slot, item, slot.optim_step()),
@@ -95,7 +97,7 @@ class Ops:
     def _begin_rl(self, slot: Slot, item: TrainItem) -> TrainDone:
         if not isinstance(item.rl, RlBegin):
             raise refused(ErrorCode.INVALID, "rl_begin says nothing of what to begin with")
-        slot.begin_rl(item.rl)
+        slot.begin_rl(item.rl, self._slot_bytes)
         return make_done(slot, item)
 
 

@@ -196,14 +196,16 @@ class Slot:
             raise
         return metrics | self.optim_step()
 
-    def begin_rl(self, begin: RlBegin) -> None:
+    def begin_rl(self, begin: RlBegin, most_bytes: int) -> None:
         """Make the policy ready to learn from rewards; gradients that wait are dropped.
+
+        It is refused if the slot would take more than `most_bytes`; 0 means no limit.
 
         Raises:
             JoyNexusError: `INVALID` if it cannot be; then nothing changed.
         """
         try:
-            self._learner.begin_rl(begin)
+            self._learner.begin_rl(begin, most_bytes=most_bytes)
         except ValueError as error:
             raise refused(ErrorCode.INVALID, str(error)) from error
         self._proximal = None

@@ -95,6 +95,22 @@ def rolled_as(loop: RlLoop, page: str, **changes: Any) -> tuple[str, ...]:
     return (loop.bench.blobs.put_bytes(pack(changed)),)
 
 
+def test_what_rl_adds_to_a_policy_must_fit_beside_it_and_is_counted(tmp_path: Path) -> None:
+    loop = begun(Bench(tmp_path), PPO)
+    needed, before = loop.answers[0].slot_bytes, state(loop)
+    other = RlLoop(loop.bench, loop.spec, PPO, name="other")
+    loop.bench.engine._ops._slot_bytes = needed - 1
+    refused = loop.bench.one(Group(opening(other.name, other.spec)).op(other.name, 1, "rl_begin", rl=other.begin))
+    assert refused.result.error is not None
+    assert refused.result.error.code == ErrorCode.INVALID
+    assert "choose a narrower critic" in refused.result.error.message
+    assert 0 < refused.slot_bytes < needed, "it is as it was"
+    loop.bench.engine._ops._slot_bytes = needed
+    begun_now = loop.bench.one(Group().op(other.name, 2, "rl_begin", rl=other.begin))
+    assert (begun_now.result.error, begun_now.slot_bytes) == (None, needed)
+    assert unchanged(loop, before)
+
+
 @pytest.mark.parametrize(("limit", "value"), [("MAX_DECISIONS", 5), ("MAX_NUMBERS_BYTES", 1000)])
 def test_an_update_that_is_too_large_is_refused(
     loop: RlLoop, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
