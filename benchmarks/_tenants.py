@@ -136,7 +136,7 @@ def rl(
         yield cluster.simulation.spawn(_train(loop, recipe))
         published: OpResult = yield loop.publish()
         newest = published.version
-        assert tickets.staleness(iteration, acted - first.version) <= max_staleness
+        assert tickets.update(iteration) - (acted - first.version) <= max_staleness
         wake()
     return cluster.simulation.now
 
