@@ -17,7 +17,7 @@ from benchmarks._tenants import LIBERO, MANISKILL, SFT_BATCH, Rl
 from benchmarks._times import Times
 from benchmarks._waiting_device import ACTION, BACKBONE, CAMERA, INSTRUCTION, STATE, picture
 from joynexus.contract import Contract
-from joynexus.specs import Algorithm, GrpoSpec, JobSpec, PpoSpec, RlPolicy, RlSpec, SftPolicy, SftSpec
+from joynexus.specs import Algorithm, GrpoSpec, JobSpec, ModuleConfig, PpoSpec, RlPolicy, RlSpec, SftPolicy, SftSpec
 from joynexus.wire.front import JobInfo
 from services.env.datasets.writer import LeRobotWriter
 
@@ -28,7 +28,10 @@ EPOCHS = 9
 _EPISODE = {"libero": 30, "maniskill": 20}
 """Chunks of an episode: 240 and 160 steps in chunks of 8."""
 _GROUP = 8
-_SMALL = {"oft": {"heads": 1, "width": 8, "hidden": 16}, "groot": {"layers": 1, "heads": 2, "width": 16}}
+_SMALL: dict[str, ModuleConfig] = {
+    "oft": {"heads": 1, "width": 8, "hidden": 16},
+    "groot": {"layers": 1, "heads": 2, "width": 16},
+}
 """Heads whose real work hides behind the time that the table gives to large ones."""
 
 
@@ -80,7 +83,7 @@ def spec_of(jobs: Jobs, tenant: str) -> JobSpec:
     """Return a tenant's job."""
     count = jobs.counts[tenant]
     if tenant == "sft":
-        create = SftPolicy(backbone=BACKBONE, head="groot", head_config=dict(_SMALL["groot"]), chunk=16)
+        create = SftPolicy(backbone=BACKBONE, head="groot", head_config=_SMALL["groot"], chunk=16)
         return SftSpec(policy="policy", dataset=DATASET, steps=count, batch_size=SFT_BATCH, create=create)
     recipe = jobs.recipes[tenant]
     algorithm: Algorithm = PpoSpec(level="chunk", epochs=1, minibatch=recipe.batch)
@@ -88,7 +91,6 @@ def spec_of(jobs: Jobs, tenant: str) -> JobSpec:
         algorithm = GrpoSpec(
             group_size=_GROUP, level="chunk", epochs=1, minibatch=recipe.batch, filter_low=-1e9, filter_high=1e9
         )
-    head = dict(_SMALL["oft"])
     return RlSpec(
         policy="policy",
         env=f"{recipe.simulator}/task",
@@ -96,7 +98,9 @@ def spec_of(jobs: Jobs, tenant: str) -> JobSpec:
         updates=count,
         episodes=recipe.samples // _EPISODE[recipe.simulator],
         episode_limit=_EPISODE[recipe.simulator] * recipe.chunk,
-        create=RlPolicy(backbone=BACKBONE, head="oft", head_config=head, chunk=recipe.chunk, cameras=(CAMERA,)),
+        create=RlPolicy(
+            backbone=BACKBONE, head="oft", head_config=_SMALL["oft"], chunk=recipe.chunk, cameras=(CAMERA,)
+        ),
         warmup_episodes=1,
         first_seed=1_000_000 * (1 + TENANTS.index(tenant)),
     )

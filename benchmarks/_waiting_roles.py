@@ -41,6 +41,7 @@ from services.inference import core as inference_core
 from services.inference import service as inference
 from services.trainer import core as trainer_core
 from services.trainer import service as trainer
+from services.trainer import slots
 from services.trainer.ops import Ops
 
 Kind = Literal["trainer", "inference", "env"]
@@ -88,7 +89,7 @@ def serve(role: Role) -> None:
 
 
 def _let_trainer_wait(device: Device, micro: dict[int, int]) -> None:
-    times, real_open = device.times, trainer_core.open_slot
+    times, real_open = device.times, slots.open_slot
     waits = {"publish": times.publish_s, "checkpoint": times.checkpoint_s}
 
     class WaitingOps(Ops):
