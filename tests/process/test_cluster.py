@@ -24,6 +24,7 @@ from joynexus.contract import Camera, Contract
 from joynexus.local import LocalCluster
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import PolicySpec
+from joynexus.wire.front import EvaluationResult
 from services.env.datasets.writer import LeRobotWriter
 from services.env.simulators.metaworld_tasks import contract as metaworld_contract
 from tests.process.clusters import running
@@ -35,13 +36,13 @@ CONTRACT = Contract(
     robot="toy", cameras=(Camera(name="front", height=32, width=32),), state_dim=4, action_dim=2, rate_hz=10.0
 )
 EPISODES, STEPS = 4, 24
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # on a busy host a cluster starts in minutes
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=120)
+    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=300)
     with running(folder, options) as cluster:
         yield cluster
 
@@ -83,7 +84,7 @@ def sft(client: Client, policy: str, *, steps: int = 60, **more: object) -> joyn
 def undisturbed(client: Client, dataset: str) -> list[float]:
     """The loss curve of a job that nothing happened to."""
     job = sft(client, "undisturbed", publish_initial=True)
-    info = job.wait(progress=False, timeout_s=120)
+    info = job.wait(progress=False, timeout_s=300)
     assert (info.initial_version, info.version) == (1, 2)
     return job.losses
 
@@ -139,7 +140,7 @@ def test_killed_role_changes_nothing_of_a_jobs_losses(
     job = sft(client, f"killed-{role}")
     until(lambda: job.info().done >= 25)
     kill(cluster, role)
-    info = job.wait(progress=False, timeout_s=120)
+    info = job.wait(progress=False, timeout_s=300)
     assert job.losses == undisturbed
     assert info.version == 1
 
@@ -155,24 +156,31 @@ def test_killed_inference_answers_again_with_the_same_version(
     assert np.array_equal(after.actions, before.actions)
 
 
-@pytest.mark.parametrize("role", ["env", "inference", "master"])
-def test_killed_role_changes_no_episode_of_an_evaluation(client: Client, cluster: LocalCluster, role: str) -> None:
+def evaluate(client: Client) -> joynexus.Job:
+    return client.evaluate(policy="reacher", version=1, env="metaworld/reach-v3", episodes=10, episode_limit=40)
+
+
+@pytest.fixture(scope="module")
+def evaluated(client: Client) -> EvaluationResult:
+    """The evaluation of a policy that nothing happened to."""
     contract = metaworld_contract(SimulatorOptions(cameras=()))
     spec = PolicySpec(backbone=BACKBONE, contract=contract, normalization="none")
     with client.create_policy("reacher", spec) as policy:
-        if not policy.info().versions:
-            policy.publish().result(60)
+        policy.publish().result(60)
+    result = evaluate(client).wait(progress=False, timeout_s=120).evaluation
+    assert result is not None
+    assert len({episode.reward for episode in result.results}) == 10, "each seed is another episode"
+    return result
 
-    def evaluate() -> joynexus.Job:
-        return client.evaluate(policy="reacher", version=1, env="metaworld/reach-v3", episodes=10, episode_limit=40)
 
-    expected = evaluate().wait(progress=False, timeout_s=120).evaluation
-    job = evaluate()
+@pytest.mark.parametrize("role", ["env", "inference", "master"])
+def test_killed_role_changes_no_episode_of_an_evaluation(
+    client: Client, cluster: LocalCluster, evaluated: EvaluationResult, role: str
+) -> None:
+    job = evaluate(client)
     until(lambda: job.info().state != "waiting")
     kill(cluster, role)
-    assert job.wait(progress=False, timeout_s=120).evaluation == expected
-    assert expected is not None
-    assert len({episode.reward for episode in expected.results}) == 10, "each seed is another episode"
+    assert job.wait(progress=False, timeout_s=120).evaluation == evaluated
 
 
 def test_own_loop_gives_the_jobs_losses(client: Client, undisturbed: list[float]) -> None:

@@ -27,7 +27,7 @@ from tests.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_environment" / "point_mass.py"
 BACKBONE = "tiny-qwen3vl"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # on a busy host a cluster starts in minutes
 
 WITHOUT_SERVICES = """
 import sys
@@ -56,7 +56,7 @@ make_env = Hangs
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=120)
+    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=300)
     with running(folder, options) as cluster:
         yield cluster
 
@@ -199,7 +199,7 @@ def test_policy_is_trained_on_the_tenants_machine(client: Client, serve: Serve) 
     until(lambda: job.info().done > 0)
     first.kill()
     serve("point_mass:make_env", "--name", "gym", "--processes", "2")
-    info = job.wait(progress=False, timeout_s=120)
+    info = job.wait(progress=False, timeout_s=300)
     assert [point.update for point in info.updates] == [0, 1]
     assert all(point.episodes == 10 and point.steps == 600 for point in info.updates)
     assert info.version == info.initial_version + 2
@@ -227,7 +227,7 @@ def test_environment_that_hangs_fails_its_job_with_a_sentence_and_is_served_on(
     served(client, "hangs")
     job = evaluate(client, "hangs", episodes=1)
     with pytest.raises(JoyNexusError, match=r"own/hangs: none of 1 episodes .* took longer than 1 s to step"):
-        job.wait(progress=False, timeout_s=120)
+        job.wait(progress=False, timeout_s=300)
     assert host.poll() is None
 
 
