@@ -4,9 +4,9 @@ In: a policy and its samples, or losses made of it. Out: losses, steps, and a st
 bit. Never: a step on a loss or gradient that is not finite: it is vetoed whole, and weights and optimizer stay as they
 were.
 
-A policy learns from samples (`forward_backward`, `optim_step`) or from rewards (`begin_rl`, then `apply`), each with an
-optimizer of its own. Changing over, in either direction, begins the optimizer anew: moments that were gathered from one
-kind of gradient say nothing of the other.
+A policy learns from samples (`forward_backward`, `optim_step`) or from rewards (`begin_rl`, then `add`, `apply`), each
+with an optimizer of its own. Changing over, in either direction, begins the optimizer anew: moments that were gathered
+from one kind of gradient say nothing of the other.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Learner:
         before = self.from_rewards, self.optimizer, self._named, self._moments, self.step
         if self.from_rewards:
             self._start(rl=False)
-        metrics = self._apply()
+        metrics = self.apply()
         if metrics["skipped"]:  # a step that changed nothing must not cost the moments of rewards
             self.from_rewards, self.optimizer, self._named, self._moments, self.step = before
         return metrics
@@ -150,24 +150,26 @@ class Learner:
         self.discard()
         self._start(rl=True)
 
-    def apply(self, loss: Tensor) -> StepMetrics:
-        """Take one step down a loss made of what `Policy.evaluate` returned; one that is not finite is skipped.
+    def add(self, loss: Tensor) -> None:
+        """Add the gradient of a loss, or of a part of one, made of what `Policy.evaluate` returned.
 
-        Gradients that wait for a step are dropped.
+        It joins those that were added before, until `apply` or `discard`; gradients of samples that wait are dropped. A
+        loss that is not finite adds nothing and vetoes the coming step.
 
         Raises:
             ValueError: if `begin_rl` did not come first, or a step on samples was taken since.
         """
         if not self.from_rewards:
             raise ValueError("the policy is not ready to learn from rewards: rl_begin comes first")
-        self.discard()
-        self._vetoed = not bool(torch.isfinite(loss.detach()))
-        if not self._vetoed:
+        if self.pending:
+            self.discard()
+        if bool(torch.isfinite(loss.detach())):
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return self._apply()
+        else:
+            self._vetoed = True
 
-    def _apply(self) -> StepMetrics:
-        """Clip, step and clear the gradients."""
+    def apply(self) -> StepMetrics:
+        """Clip, step and clear the gradients; if one of them or a loss was not finite, the step is skipped."""
         lr = learning_rate(self.optimizer, self.step)
         gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         norm = torch.nn.utils.get_total_norm(gradients.values())

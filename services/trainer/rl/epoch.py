@@ -1,11 +1,13 @@
 """One pass over an update's experience: minibatches, a step each.
 
 In: a learner that `begin_rl` made ready, experience, the features of its decisions. Out: metrics. Never: the global
-random generator, or a step on numbers that are not finite (the learner vetoes it).
+random generator, a step on numbers that are not finite (the learner vetoes it), or more decisions in one pass through
+the head than its activations are known to have room for.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,10 @@ from joynexus.vla.policy import Policy
 from joynexus.wire.back import RlEpoch
 from services.trainer.rl.experience import Experience, by_step
 from services.trainer.rl.losses import importance_weights, policy_loss, value_loss
+
+MOST_ROWS = 512
+"""Decisions in one pass through the head: the gradients of a larger minibatch are added up part by part. It does not
+depend on the machine, so that numbers do not either."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def proximal_log_prob(
     """Return the log-probability [N, K] of what was done under the weights of now, without gradients."""
     parts = [experience.log_prob[:0]]
     with torch.no_grad():
-        for rows in _split(torch.arange(len(features)), algorithm.minibatch):
+        for rows in _split(torch.arange(len(features)), min(algorithm.minibatch, MOST_ROWS)):
             log_prob, _, _ = _evaluate(policy, experience, features, rows)
             parts.append(by_step(log_prob.cpu(), experience.executed[rows], algorithm.level))
             advance()
@@ -71,7 +77,7 @@ def run_epoch(
         epoch: algorithm, seeds and limits.
         reference: [N, K] log-probabilities that ratios are taken to: those of the experience, or in asynchronous jobs
             those of `proximal_log_prob`.
-        advance: called after each minibatch.
+        advance: called after each part of a minibatch.
 
     Raises:
         ValueError: if no minibatch's samples can be this policy's; then nothing changed.
@@ -83,19 +89,19 @@ def run_epoch(
     vetoed, stopped, refusal = 0, False, None
     for rows in _split(order, algorithm.minibatch):
         try:
-            loss, measured = _loss(learner.policy, experience, features, epoch, reference, rows)
+            measured = _add_minibatch(learner, experience, features, epoch, reference, rows, advance)
         except ValueError as error:  # steps before it are taken already
             vetoed, refusal = vetoed + 1, error
             continue
         if algorithm.target_kl and measured["approx_kl"] > algorithm.target_kl:
             stopped = True
             break
-        step = learner.apply(loss)
-        advance()
+        step = learner.apply()
         if step["skipped"]:
             vetoed += 1
         else:
             taken.append(measured | {"grad_norm": step["grad_norm"], "lr": step["lr"]})
+    learner.discard()  # of a minibatch that was refused or stopped at
     if refusal is not None and not taken:
         raise refusal
     metrics = _averages(taken) | {
@@ -129,6 +135,27 @@ def _averages(taken: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: sum(each[name] for each in taken) / max(len(taken), 1) for name in _MEASURED}
 
 
+def _add_minibatch(
+    learner: Learner,
+    experience: Experience,
+    features: Sequence[VLAFeature],
+    epoch: RlEpoch,
+    reference: Tensor,
+    rows: Tensor,
+    advance: Callable[[], None],
+) -> dict[str, float]:
+    """Add the gradients of a minibatch, part by part; return what was measured on the way."""
+    learner.discard()
+    count, totals = experience.mask[rows].sum(), defaultdict[str, float](float)
+    for part in _split(rows, MOST_ROWS):
+        loss, measured = _loss(learner.policy, experience, features, epoch, reference, part, count)
+        learner.add(loss)
+        for name, number in measured.items():
+            totals[name] += number
+        advance()
+    return totals
+
+
 def _loss(
     policy: Policy,
     experience: Experience,
@@ -136,8 +163,9 @@ def _loss(
     epoch: RlEpoch,
     reference: Tensor,
     rows: Tensor,
+    count: Tensor,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return a minibatch's loss, and what was measured on the way."""
+    """Return what these rows add to the loss of a minibatch with `count` steps, and to what is measured."""
     algorithm = epoch.algorithm
 
     def of(whole: Tensor) -> Tensor:
@@ -145,7 +173,6 @@ def _loss(
 
     log_prob, entropy, value = _evaluate(policy, experience, features, rows)
     executed, mask, behaviour = of(experience.executed), of(experience.mask), of(experience.log_prob)
-    count = mask.sum()
 
     def mean(steps: Tensor) -> Tensor:
         return (steps * mask).sum() / count

@@ -16,7 +16,7 @@ from joynexus.vla.shared_forward import SharedForward
 from joynexus.wire import ErrorCode
 from joynexus.wire.back import TrainDone
 from services.trainer.core import TrainerEngine
-from services.trainer.rl import reader
+from services.trainer.rl import epoch, reader
 from tests.unit.trainer.rollouts import PPO, RlLoop, begun, made_up, rolled, see, send, state, unchanged
 from tests.unit.workers import Arrays, Bench, Group, MemoryStore, opening
 
@@ -112,6 +112,45 @@ def test_an_update_is_read_once_for_all_its_epochs_and_again_if_it_was_forgotten
     other = begun(Bench(loop.bench.folder / "other"))
     assert other.update(0, rolled(other)) == remembered
     assert not other.bench.engine._experience._remembered
+
+
+@pytest.mark.parametrize("limit", [0.0, 2.0], ids=["synchronous", "asynchronous"])
+def test_a_large_minibatch_goes_through_the_head_in_parts_and_has_the_same_numbers(
+    tmp_path: Path, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(name: str, most_rows: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], int]:
+        monkeypatch.setattr(epoch, "MOST_ROWS", most_rows)
+        loop = begun(Bench(tmp_path / name), PpoSpec(minibatch=65_536, epochs=2, value_clip=0.1, entropy_weight=0.01))
+        loop.weight_limit = limit
+        pages, rows, slot = rolled(loop), list[int](), next(iter(loop.bench.engine._slots.values()))
+        evaluate = slot.trained.evaluate
+        monkeypatch.setattr(
+            slot.trained, "evaluate", lambda seen, *more: (rows.append(len(seen)), evaluate(seen, *more))[1]
+        )
+        return loop.update(0, pages), state(loop), max(rows)
+
+    (whole, weights, most), (parts, others, fewer) = trained("whole", 65_536), trained("parts", 8)
+    assert [metrics["steps"] for metrics in parts] == [1.0, 1.0]
+    assert fewer <= 8 < most == whole[0]["decisions"]
+    for found, expected in zip(parts, whole, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert all(torch.allclose(tensor, others[name], atol=1e-5) for name, tensor in weights.items())
+
+
+def test_a_part_that_is_refused_costs_its_whole_minibatch_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "MOST_ROWS", 4)
+    groot: dict[str, object] = {"head": "groot", "head_config": {"width": 16, "layers": 1, "heads": 2}}
+    loop = begun(Bench(tmp_path), PpoSpec(minibatch=1000, epochs=1), **groot)
+    page = unpack(loop.bench.blobs.path(rolled(loop)[0]).read_bytes())
+    page.sample[3, -1] = 99.0  # a step that the integration does not have
+    before, slot = state(loop), next(iter(loop.bench.engine._slots.values()))
+    done = send(loop, loop.epoch(0, 0, rolled(loop, sample=page.sample)))
+    assert done.result.error is not None
+    assert done.result.error.code == ErrorCode.BAD_DATA
+    assert unchanged(loop, before)
+    assert all(parameter.grad is None for parameter in slot.trained.module.parameters())
 
 
 # Vetoes and stops

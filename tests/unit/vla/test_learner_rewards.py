@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,8 +52,14 @@ def objective(policy: Policy, seed: int) -> Tensor:
     )
 
 
+def step(made: Learner, *losses: Tensor) -> StepMetrics:
+    for loss in losses:
+        made.add(loss)
+    return made.apply()
+
+
 def train(made: Learner, seeds: Sequence[int]) -> list[StepMetrics]:
-    return [made.apply(objective(made.policy, seed)) for seed in seeds]
+    return [step(made, objective(made.policy, seed)) for seed in seeds]
 
 
 def supervise(made: Learner, seeds: Sequence[int]) -> list[float]:
@@ -141,12 +148,23 @@ def test_a_step_that_is_not_finite_is_skipped_whole(broken: str) -> None:
     loss = objective(made.policy, 1)
     spoilt = loss * float("nan") if broken == "loss" else (loss - loss.detach()).abs().sqrt()
     assert bool(torch.isfinite(spoilt)) == (broken == "gradient")
-    step = made.apply(spoilt)
-    assert step["skipped"]
-    assert step["step"] == 1
+    skipped = step(made, spoilt)
+    assert skipped["skipped"]
+    assert skipped["step"] == 1
     assert equal(made, untouched)
     assert train(made, [2]) == train(untouched, [2])
     assert equal(made, untouched)
+
+
+def test_a_loss_may_come_in_parts_and_one_that_is_not_finite_vetoes_the_step_of_all() -> None:
+    parts, whole = learner(), learner()
+    found = step(parts, *(objective(parts.policy, seed) / 2 for seed in (0, 1)))
+    expected = step(whole, (objective(whole.policy, 0) + objective(whole.policy, 1)) / 2)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    untouched, _ = parts.state()
+    assert step(parts, objective(parts.policy, 2), torch.tensor(math.inf))["skipped"]
+    after, _ = parts.state()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in untouched.items())
 
 
 def test_samples_after_rewards_use_the_specs_optimizer_from_the_beginning() -> None:
@@ -161,7 +179,7 @@ def test_samples_after_rewards_use_the_specs_optimizer_from_the_beginning() -> N
     assert made.step == 3
     assert made.policy.actor_critic is not None, "a later job goes on with it"
     with pytest.raises(ValueError, match="rl_begin comes first"):
-        made.apply(objective(made.policy, 0))
+        made.add(objective(made.policy, 0))
     made.begin_rl(BEGIN)
     assert made.step == 0
     assert made.optimizer == BEGIN.optimizer
@@ -219,7 +237,7 @@ def test_what_was_learned_to_draw_with_does_not_decay() -> None:
     before = made.policy.tensors()["rl.exploration.log_std"].clone()
     data = batch(0)
     _, entropy, value = made.policy.evaluate(data.features, data.state, data.action)
-    made.apply(value.mean() + 0 * entropy.sum())
+    step(made, value.mean() + 0 * entropy.sum())
     assert torch.equal(made.policy.tensors()["rl.exploration.log_std"], before)
 
 
@@ -300,5 +318,5 @@ def test_a_policy_learns_to_do_what_is_rewarded(spec: PolicySpec, begin: RlBegin
         for _ in range(2):
             log_prob, _, _ = made.policy.evaluate(features, state, explored.sample)
             ratio = (log_prob.sum((1, 2)) - before).exp()
-            made.apply(-torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean())
+            step(made, -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean())
     assert np.mean(rewards[-5:]) > 0.6 * np.mean(rewards[:5]), "rewards are negative: nearer to zero is better"
