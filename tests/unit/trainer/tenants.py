@@ -156,7 +156,7 @@ def eight_members(lerobot: DatasetManifest, metaworld: DatasetManifest, blobs: B
     groot, oft = {"head": "groot", "head_config": SMALL_GROOT}, {"head": "oft", "head_config": SMALL_OFT}
     narrow = {"adapter": "bottleneck", "adapter_config": {"width": 4}}
     plain = OptimizerSpec(lr=1e-2, grad_clip=0.0)
-    bent = OptimizerSpec(lr=3e-3, warmup_steps=20, decay_steps=150, betas=(0.8, 0.99))
+    bent = OptimizerSpec(lr=3e-3, warmup_steps=10, decay_steps=75, betas=(0.8, 0.99))
     return [
         recorded("lerobot-oft", lerobot, 4, chunk=8, **oft),
         recorded("lerobot-groot", lerobot, 3, chunk=4, optimizer=bent, **groot),
