@@ -147,7 +147,7 @@ def test_evaluation_runs_on_the_tenants_machine_with_the_wheel_alone(client: Cli
     before = {line.policy: line for line in client.usage().lines}[policy]
     assert (before.env_s, before.inference_s > 0) == (0.0, True)
     host.send_signal(signal.SIGINT)
-    assert host.wait(20) == 0
+    assert host.wait(60) == 0
     assert host.stderr is not None
     said = host.stderr.read()
     assert "'push the point to the middle' is served as own/point_mass" in said
@@ -175,7 +175,7 @@ def test_page_of_the_last_host_waits_for_another_one(client: Client, policy: str
     job = evaluate(client, "alone", episodes=30)
     until(lambda: job.info().done > 0)
     host.terminate()
-    assert host.wait(20) == 0
+    assert host.wait(60) == 0
     assert host.stderr is not None
     assert "Traceback" not in host.stderr.read()
     until(lambda: "start it with" in job.info().message)
