@@ -159,7 +159,7 @@ def test_who_forks_workers_may_die_while_they_make_their_simulators(tmp_path: Pa
     task = f"orphaned/{tmp_path / 'died'}"
     with SimulatorPool(task, 2, make=fakes.make_orphaned, preload=preload, processes=2) as pool:
         seen = pool.reset({0: 1, 1: 2})
-        early = [row for row, each in seen.items() if isinstance(each, Lost)]  # made before its sibling was, lost with it
+        early = [row for row, each in seen.items() if isinstance(each, Lost)]  # made before the other, lost with it
         assert len(early) < 2
         assert all(isinstance(each, SimObservation) for each in pool.reset(dict.fromkeys(early, 3)).values())
     assert (tmp_path / "died").exists()
