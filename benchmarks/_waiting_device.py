@@ -40,7 +40,11 @@ INSTRUCTION = "go"
 class Device:
     """One or several devices that work as one, each on its part.
 
+    A piece of work is done within `hold`: what it is made of is charged, the real work is done meanwhile, and what is
+    left of the time charged then passes.
+
     Args:
+        times: the table.
         pace: seconds of the table that pass in a real one.
         parallel: devices.
 
@@ -54,27 +58,30 @@ class Device:
         self.pace = pace
         self.parallel = parallel
         self.busy_s = self.planned_s = self.late_s = 0.0
+        self._began = self._owed_s = 0.0
         self._lock = threading.Lock()
 
     @contextmanager
-    def hold(self, computes_s: float, waits_s: float = 0.0, *, began: float | None = None) -> Iterator[None]:
-        """Hold the devices for so many seconds of the table while the block does the real work.
-
-        Args:
-            computes_s: busy time; whoever measures within the block finds it spent already.
-            waits_s: time in which they wait for a disk, and can do nothing else.
-            began: when the real work began, if it is done already.
-        """
-        planned = (computes_s + waits_s) / self.pace
+    def hold(self, computes_s: float = 0.0) -> Iterator[None]:
+        """Hold the devices while the block does the real work of a piece, and until the time charged has passed."""
         with self._lock:
-            began = time.perf_counter() if began is None else began
-            self.planned_s += planned
-            self.busy_s += computes_s / self.pace * self.parallel
+            self._began, self._owed_s = time.perf_counter(), 0.0
+            self.charge(computes_s)
             try:
                 yield
             finally:
-                sleep_until(began + planned)
-                self.late_s += max(0.0, time.perf_counter() - began - planned)
+                self.settle()
+                self.planned_s += self._owed_s
+                self.late_s += time.perf_counter() - self._began - self._owed_s
+
+    def charge(self, computes_s: float, waits_s: float = 0.0) -> None:
+        """Count a part of the piece in hand, in seconds of the table; waiting for a disk is not busy."""
+        self._owed_s += (computes_s + waits_s) / self.pace
+        self.busy_s += computes_s / self.pace * self.parallel
+
+    def settle(self) -> None:
+        """Sleep until the time charged so far for this piece has passed."""
+        sleep_until(self._began + self._owed_s)
 
     def share(self, rows: int) -> int:
         """Return the rows of one device, if they are divided."""
@@ -104,14 +111,16 @@ class DeviceClock(BusyClock):
 
 
 class StandInBackbone(Backbone):
-    """A feature is one token, made of the picture's numbers; `WaitingForward` takes the time."""
+    """A forward is charged as the table's; a feature is one token, made of the picture's numbers."""
 
     kernel = "waits"
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__(
             name=BACKBONE, digest="d" * 32, hidden_size=HIDDEN, device=torch.device("cpu"), dtype=torch.float32
         )
+
+        self._held = device
 
     def check_layers(self, layers: Collection[int]) -> None:
         """Refuse all but the last layer; see `Backbone.check_layers`."""
@@ -123,6 +132,7 @@ class StandInBackbone(Backbone):
         return 1
 
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
+        self._held.charge(self._held.times.forward(self._held.share(len(observations))))
         return [self._one(observation) for observation in observations]
 
     def _one(self, observation: Observation) -> VLAFeature:
@@ -132,22 +142,21 @@ class StandInBackbone(Backbone):
 
 
 def waiting_forward(device: Device) -> type[SharedForward]:
-    """Return the shared forward on a device: what is read from disk, forwarded and written to disk takes its time."""
+    """Return the shared forward on a device: what is read from disk and written to it is charged."""
     times = device.times
 
     class WaitingForward(SharedForward):
-        def look_up(self, keys: Sequence[str], *args: Any, **kwargs: Any) -> Need:
-            began, need = time.perf_counter(), super().look_up(keys, *args, **kwargs)
+        def look_up(self, *args: Any, **kwargs: Any) -> Need:
+            need = super().look_up(*args, **kwargs)
             read = len(need.found) if isinstance(need.store, FeatureStore) else 0
-            with device.hold(device.share(read) * times.feature_read_row_s, began=began):
-                return need
+            device.charge(0.0, device.share(read) * times.feature_read_row_s)
+            return need
 
         def _forward(self, keys: Sequence[str], wanting: Any, *, again: bool = False) -> Sequence[str]:
             kept = sum(any(isinstance(need.store, FeatureStore) for need in wanting[key]) for key in keys)
             # Nobody published what writing takes; reading is limited by the same disk.
-            written_s = device.share(kept) * times.feature_read_row_s
-            with device.hold(times.forward(device.share(len(keys))), written_s):
-                return super()._forward(keys, wanting, again=again)
+            device.charge(0.0, device.share(kept) * times.feature_read_row_s)
+            return super()._forward(keys, wanting, again=again)
 
     return WaitingForward
 

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +72,7 @@ def serve(role: Role) -> None:
     os.environ.update({f"JOYNEXUS_{name.upper()}": value for name, value in role.settings.items()})
     telemetry.configure(role.kind, level="warning")
     device = Device(_times.load(), role.pace, role.parallel)
-    _replace(startup, load_backbone=lambda *args, **kwargs: StandInBackbone())
+    _replace(startup, load_backbone=lambda *args, **kwargs: StandInBackbone(device))
     match role.kind:
         case "trainer":
             _let_trainer_wait(device, role.micro)
@@ -94,11 +94,8 @@ def _let_trainer_wait(device: Device, micro: dict[int, int]) -> None:
 
     class WaitingOps(Ops):
         def do(self, slot: Any, item: Any) -> Any:
-            if item.kind == "optim_step":
-                with device.hold(times.optim_step_s):
-                    return super().do(slot, item)
-            with device.hold(0.0, waits.get(item.kind, 0.0)):
-                return super().do(slot, item)
+            device.charge(times.optim_step_s if item.kind == "optim_step" else 0.0, waits.get(item.kind, 0.0))
+            return super().do(slot, item)
 
         def train(self, slot: Any, item: Any, batch: Any, features: Any) -> Any:
             rows = each = len(features)
@@ -106,25 +103,37 @@ def _let_trainer_wait(device: Device, micro: dict[int, int]) -> None:
             if isinstance(item.rl, RlEpoch):
                 minibatch = item.rl.algorithm.minibatch
                 steps, each = math.ceil(rows / minibatch), micro[minibatch]
-            with device.hold(train_s(device, _head(slot.spec.head), rows, each, steps)):
-                return super().train(slot, item, batch, features)
+            device.charge(train_s(device, _head(slot.spec.head), rows, each, steps))
+            return super().train(slot, item, batch, features)
+
+    class WaitingEngine(trainer_core.TrainerEngine):
+        def run(self, group: Any, buffers: Any = ()) -> Iterator[Any]:
+            with device.hold():
+                for answer in super().run(group, buffers):
+                    device.settle()  # each answer leaves as soon as its own part is done
+                    yield answer
 
     def open_slot(*args: Any) -> Any:
-        with device.hold(0.0, times.page_in_s):
-            return real_open(*args)
+        device.charge(0.0, times.page_in_s)
+        return real_open(*args)
 
     forward = waiting_forward(device)
     _replace(trainer_core, BusyClock=device.clock, Ops=WaitingOps, SharedForward=forward, open_slot=open_slot)
+    _replace(trainer, TrainerEngine=WaitingEngine)
 
 
 def _let_inference_wait(device: Device) -> None:
     times, real_actions = device.times, inference_core._actions
 
     def actions(request: Any, packer: Any) -> Any:
-        with device.hold(times.act(_head(request.served.policy.spec.head))):
-            return real_actions(request, packer)
+        device.charge(times.act(_head(request.served.policy.spec.head)))
+        return real_actions(request, packer)
 
-    class ApplyingEngine(inference_core.PredictEngine):
+    class WaitingEngine(inference_core.PredictEngine):
+        def predict(self, *args: Any) -> Any:
+            with device.hold():
+                return super().predict(*args)
+
         def load(self, offer: Any) -> Any:
             until = time.perf_counter() + times.apply_s / device.pace
             answer = super().load(offer)
@@ -132,7 +141,7 @@ def _let_inference_wait(device: Device) -> None:
             return answer
 
     _replace(inference_core, BusyClock=device.clock, SharedForward=waiting_forward(device), _actions=actions)
-    _replace(inference, PredictEngine=ApplyingEngine)
+    _replace(inference, PredictEngine=WaitingEngine)
 
 
 def _replace(module: object, **names: Callable[..., Any]) -> None:

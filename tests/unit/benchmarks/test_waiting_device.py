@@ -40,7 +40,8 @@ def pool(held: Device, *, rows: int = 2, limit: int = 16) -> WaitingPool:
 def test_work_takes_the_tables_time_at_the_pace_and_is_busy_from_its_start() -> None:
     held = device(parallel=2)
     elapsed, began = held.clock().start(), time.perf_counter()
-    with held.hold(2.0, 1.0):
+    with held.hold(2.0):
+        held.charge(0.0, 1.0)
         within = elapsed()
     assert time.perf_counter() - began >= 3.0 / PACE
     assert within == elapsed() == pytest.approx(2 * 2.0 / PACE)  # two devices; waiting for a disk is not busy
@@ -72,13 +73,18 @@ def test_a_device_does_one_piece_of_work_at_a_time() -> None:
 
 def test_a_sample_that_is_kept_is_not_forwarded_again() -> None:
     held = device()
-    forward = waiting_forward(held)(StandInBackbone(), FeatureMemory(1 << 20), held.clock())
+    forward = waiting_forward(held)(StandInBackbone(held), FeatureMemory(1 << 20), held.clock())
     seen = [Observation((np.full((8, 8, 3), shade, np.uint8),), "go") for shade in range(3)]
     keys = [forward.key("tenant:a", observation) for observation in seen]
+    charged, began = [], time.perf_counter()
     for _ in range(2):
         need = forward.look_up(keys, seen.__getitem__)
-        forward.complete([need])
+        with held.hold():
+            forward.complete([need])
         assert len(need.features()) == 3
+        charged.append(need.busy_s)
+    assert time.perf_counter() - began >= TIMES.forward(3) / PACE
+    assert charged == [pytest.approx(TIMES.forward(3) / PACE), 0.0]
     assert held.busy_s == pytest.approx(TIMES.forward(3) / PACE)
 
 
