@@ -257,13 +257,13 @@ def _against(way: Way, outcomes: Sequence[Outcome], base: Way, of_base: Sequence
 
 def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=0, help="how often each way is run (3; quick: 1)")
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds of the table in a real one (5; quick: 20)")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds of the table in a real one (6; quick: 20)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _report.arguments("device_time", "Four tenants on devices that wait, by real roles.", argv, _more)
     quick = options.quick
-    runs, pace = options.runs or (1 if quick else 3), options.pace or (20.0 if quick else 5.0)
+    runs, pace = options.runs or (1 if quick else 3), options.pace or (20.0 if quick else 6.0)
     times = _times.load()
     jobs = make_jobs(times, WHOLE, updates=1 if quick else 2, rollout_epochs=1)
     ways = [BASE, Way("together", reuse=True)] if quick else list(WAYS)
