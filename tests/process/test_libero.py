@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,13 +18,20 @@ pytest.importorskip("libero", reason="LIBERO is not installed: make install-simu
 import joynexus
 from joynexus import Client, Job, SftPolicy, launch
 from joynexus.contract import Camera
+from joynexus.seeds import derived_seed
 from joynexus.simulation.interface import SimulatorOptions
+from joynexus.wire import Message
+from joynexus.wire.arrays import ArrayPacker
+from joynexus.wire.back import Rollout, RolloutDone, WorkerAct
+from joynexus.wire.front import Act, Actions
 from services.env.datasets.libero_writer import LiberoWriter
 from services.env.datasets.writer import LeRobotWriter
 from services.env.producers.libero_demos import LiberoExpert
 from services.env.simulators import libero_tasks
 from services.env.simulators.libero import LiberoFamily
 from tests.process.clusters import running
+from tests.process.fake_master import FakeMaster
+from tests.process.test_env import env_process
 
 TASK = "libero/libero_object/0"
 CAMERAS = tuple(Camera(name=n, height=64, width=64, rotation_deg=180) for n in libero_tasks.CAMERA_NAMES)
@@ -103,3 +111,42 @@ def test_what_demonstrations_state_is_the_simulators_contract(client: Client, tr
     expected = libero_tasks.contract("libero_object/0", SimulatorOptions(cameras=CAMERAS))
     for kind in trained:
         assert client.policy(kind).info().spec.contract == expected
+
+
+def test_the_scripted_oracle_solves_four_of_five_episodes_of_the_env_service(tmp_path: Path) -> None:
+    """It is told where things are, which no policy is: what it does is found out beforehand, and answered here."""
+    with LiberoExpert(TASK, SimulatorOptions(cameras=()), 1) as expert:
+        contract, attempts = expert.contract, expert.attempt(range(5))
+    limit = contract.episode_limit
+    said = {
+        derived_seed("rollout", attempt.seed, step): attempt.actions[step : step + CHUNK]
+        for attempt in attempts
+        for step in range(0, len(attempt.actions), CHUNK)
+    }
+    page = Rollout(
+        task="r1",
+        attempt=1,
+        tenant="a",
+        policy="oracle",
+        version=1,
+        contract=contract,
+        chunk=CHUNK,
+        env=TASK,
+        seeds=tuple(range(5)),
+    )
+    with FakeMaster(tmp_path) as master, env_process(master):
+        master.give(page)
+        for _ in range(5 * limit):
+            packet = master.expect(Message, timeout_s=300)
+            if isinstance(packet.message, RolloutDone):
+                break
+            assert isinstance(packet.message, WorkerAct)
+            act = msgspec.msgpack.decode(packet.message.act, type=Act)
+            packer = ArrayPacker()
+            chunks = [np.pad(said[seed], ((0, CHUNK - len(said[seed])), (0, 0)), mode="edge") for seed in act.seeds]
+            master.give(Actions(version=1, actions=packer.add(np.stack(chunks))), packer.buffers, re=packet.header.id)
+    done = packet.message
+    assert isinstance(done, RolloutDone)
+    assert done.error is None, done.error
+    assert [(e.success, e.steps) for e in done.episodes] == [(a.success, len(a.actions)) for a in attempts]
+    assert sum(episode.success for episode in done.episodes) >= 4
