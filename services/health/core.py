@@ -5,9 +5,11 @@ a restart of anything that did not fail, or an endless fast loop of restarts.
 
 The rules:
 
-- An instance whose process ended is started again, after a pause that doubles with each quick failure.
+- An instance whose process ended is started again, after a pause that grows with each quick failure.
+- An orderly end (exit code 0, or a signal that asks for one) is no failure. An instance that goes so before it was up
+  is not started again at once either, but it is in no crash loop.
 - After `LOOP_FAILURES` quick failures it is in a crash loop: it is tried only every `LOOP_PAUSE_S`, and the reason is
-  shown.
+  shown. An exit code that says that another start cannot help leads there at once.
 - A live process is killed (and so started again) if the master lost it, if it does not register, or if its counter
   stands still while it works: each longer than its own watchdog would have taken.
 - A silent master is killed likewise.
@@ -15,6 +17,7 @@ The rules:
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +27,10 @@ from joynexus.wire.front import RoleStatus
 
 PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Pause before a start, by the number of quick failures before it."""
+ORDERLY = (0, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of an end that was asked for; a role that had not installed its handlers yet ends by the signal itself."""
+NO_USE = 78
+"""Exit code (EX_CONFIG of sysexits.h) of a role that only its operator can help: its journal is damaged, say."""
 LOOP_FAILURES = 5
 LOOP_PAUSE_S = 30.0
 STABLE_S = 60.0
@@ -50,10 +57,16 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's process ended (or could not be started); `how` says it in a clause."""
+    """An instance's process ended (or could not be started).
+
+    Attributes:
+        how: in a clause.
+        code: its exit code, or minus the signal that ended it; None if nobody knows.
+    """
 
     name: str
     how: str
+    code: int | None = None
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +143,7 @@ class HealthCore:
             case Started():
                 self._started(self._instances[event.name], event.pid, now)
             case Ended():
-                self._ended(self._instances[event.name], event.how, now)
+                self._ended(self._instances[event.name], event, now)
             case Seen():
                 self._master_heard = now
                 self._seen(event.roles, now)
@@ -152,8 +165,10 @@ class HealthCore:
             return "crash-loop"
         if instance.start_at is not None:
             return "restarting" if instance.restarts or instance.reason else "starting"
-        up = self._master_heard is not None if instance.role == "master" else instance.known
-        return "running" if up else "starting"
+        return "running" if self._is_up(instance) else "starting"
+
+    def _is_up(self, instance: _Instance) -> bool:
+        return self._master_heard is not None if instance.role == "master" else instance.known
 
     def _started(self, instance: _Instance, pid: int, now: float) -> None:
         instance.pid, instance.start_at, instance.started_at = pid, None, now
@@ -164,14 +179,19 @@ class HealthCore:
             for other in self._instances.values():  # a new master knows nobody yet: that counts from its first answer
                 other.unknown_since = None
 
-    def _ended(self, instance: _Instance, how: str, now: float) -> None:
-        lived = now - instance.started_at
-        instance.failures = 1 if lived >= STABLE_S else instance.failures + 1
+    def _ended(self, instance: _Instance, event: Ended, now: float) -> None:
+        was_up = self._is_up(instance)
+        if now - instance.started_at >= STABLE_S:
+            instance.failures = 0
+        if event.code in ORDERLY and not instance.doomed:
+            pause = PAUSES_S[0] if was_up else PAUSES_S[-1]
+        else:
+            instance.failures = LOOP_FAILURES if event.code == NO_USE else instance.failures + 1
+            loop = instance.failures >= LOOP_FAILURES
+            pause = LOOP_PAUSE_S if loop else PAUSES_S[instance.failures - 1]
         instance.restarts += 1
-        instance.reason = instance.doomed or how
+        instance.reason = instance.doomed or event.how
         instance.pid, instance.known = 0, False
-        loop = instance.failures >= LOOP_FAILURES
-        pause = LOOP_PAUSE_S if loop else PAUSES_S[min(instance.failures, len(PAUSES_S)) - 1]
         instance.start_at = now + pause
 
     def _seen(self, roles: tuple[RoleStatus, ...], now: float) -> None:

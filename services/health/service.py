@@ -62,9 +62,9 @@ class Health:
 
     def turn(self) -> None:
         """Take in what happened since the last turn."""
-        for name, how in self._supervisor.ended():
-            log.warning("ended", instance=name, how=how)
-            self._happened(Ended(name=name, how=how))
+        for event in self._supervisor.ended():
+            log.warning("ended", instance=event.name, how=event.how)
+            self._happened(event)
         self._look()
         self._happened(Tick())
         self._runtime.progress.advance()

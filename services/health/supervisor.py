@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from joynexus.local import ClusterPlan, LocalCluster
+from services.health.core import Ended
 
 LOG_BYTES = 20 * 1024 * 1024
 """A log larger than this is put aside (one older one is kept) when its instance is started."""
@@ -33,8 +34,8 @@ class Supervisor(Protocol):
         """Kill an instance at once."""
         ...
 
-    def ended(self) -> list[tuple[str, str]]:
-        """Return instances that ended since the last call, each with how, in a clause."""
+    def ended(self) -> list[Ended]:
+        """Return what ended since the last call."""
         ...
 
     def stop_all(self, grace_s: float) -> list[str]:
@@ -95,9 +96,9 @@ class LocalSupervisor:
         if name in self._handles:
             signal.pidfd_send_signal(self._handles[name], signal.SIGKILL)
 
-    def ended(self) -> list[tuple[str, str]]:
-        """Return instances that ended since the last call, each with how."""
-        gone: list[tuple[str, str]] = []
+    def ended(self) -> list[Ended]:
+        """Return what ended since the last call, with the last line of its log."""
+        gone: list[Ended] = []
         for name, handle in list(self._handles.items()):
             child = self._children.get(name)
             if child is not None:
@@ -109,10 +110,11 @@ class LocalSupervisor:
             elif self._cluster.running(name):
                 continue
             else:
+                code = None
                 how = "it ended (it was started by an earlier health process, so its exit code is unknown)"
             os.close(handle)
             del self._handles[name]
-            gone.append((name, how + self._last_words(name)))
+            gone.append(Ended(name=name, how=how + self._last_words(name), code=code))
         return gone
 
     def stop_all(self, grace_s: float) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from joynexus.local import InstanceHealth
 from joynexus.wire.front import RoleStatus
 from services.health import core
@@ -119,6 +121,53 @@ def test_long_life_forgives_earlier_failures() -> None:
     health.handle(Started(name="trainer", pid=60), 20.0)
     health.handle(Ended(name="trainer", how="x"), 20.0 + core.STABLE_S)
     assert state(health, "trainer").state == "restarting"
+
+
+def test_an_orderly_end_is_no_failure_however_often_it_comes() -> None:
+    health = up_core()
+    now = 2.0
+    for number, code in enumerate((0, -signal.SIGTERM, -signal.SIGINT) * 4):
+        health.handle(Ended(name="trainer", how="it exited with code 0", code=code), now)
+        assert health.handle(Tick(), now + core.PAUSES_S[0]) == [Start(name="trainer")]
+        health.handle(Started(name="trainer", pid=50 + number), now + 0.2)
+        health.handle(Seen(roles=(role("trainer", pid=50 + number), role("env"))), now + 0.3)
+        assert state(health, "trainer").state == "running"
+        now += 1.0
+    health.handle(Ended(name="trainer", how="it was ended by SIGKILL", code=-9), now)
+    assert health.handle(Tick(), now + core.PAUSES_S[0]) == [Start(name="trainer")]
+
+
+def test_who_exits_in_an_orderly_way_before_it_is_up_is_tried_with_pauses_but_in_no_crash_loop() -> None:
+    health = up_core()
+    starts = 0
+    health.handle(Ended(name="trainer", how="x", code=0), 2.0)
+    for now in range(2, 102):
+        for _ in health.handle(Seen(roles=(role("env"),)), now):
+            starts += 1
+            health.handle(Started(name="trainer", pid=50 + now), now)
+            health.handle(Ended(name="trainer", how="it exited with code 0", code=0), now)
+    assert 10 <= starts <= 100 / core.PAUSES_S[-1] + 1
+    assert state(health, "trainer").state == "restarting"
+
+
+def test_a_wedged_instance_that_was_killed_is_a_failure_whatever_its_exit_code() -> None:
+    health = up_core()
+    lost = Seen(roles=(role("trainer", phase="lost"), role("env")))
+    assert advance(health, 30.0, start=1.0, seen=lost) != []
+    health.handle(Ended(name="trainer", how="it exited with code 0", code=0), 30.0)
+    for number in range(core.LOOP_FAILURES - 1):
+        health.handle(Started(name="trainer", pid=50 + number), 31.0 + number)
+        health.handle(Ended(name="trainer", how="x", code=1), 31.5 + number)
+    assert state(health, "trainer").state == "crash-loop"
+
+
+def test_who_says_that_another_start_is_of_no_use_is_shown_with_its_reason_at_once_and_tried_seldom() -> None:
+    health = up_core()
+    health.handle(Ended(name="master", how="its log ends: the journal is damaged", code=core.NO_USE), 2.0)
+    info = state(health, "master")
+    assert (info.state, info.reason) == ("crash-loop", "its log ends: the journal is damaged")
+    assert advance(health, 2.0 + core.LOOP_PAUSE_S - 1, start=2.0, seen=None) == []
+    assert health.handle(Tick(), 2.0 + core.LOOP_PAUSE_S) == [Start(name="master")]
 
 
 def test_instance_that_the_master_lost_is_killed_after_a_while() -> None:

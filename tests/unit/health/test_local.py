@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
+from services.health.core import Ended
 from services.health.supervisor import LocalSupervisor
 from tests.waiting import until
 
@@ -73,17 +74,18 @@ def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: Loca
     until(lambda: "ready" in cluster.log_file("env").read_text())
     assert supervisor.ended() == []
     supervisor.kill("env")
-    gone: list[tuple[str, str]] = []
+    gone: list[Ended] = []
     until(lambda: gone.extend(supervisor.ended()) or gone)
-    assert gone == [("env", "it was ended by SIGKILL; its log ends: ready")]
+    assert gone == [Ended(name="env", how="it was ended by SIGKILL; its log ends: ready", code=-signal.SIGKILL)]
 
 
 def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
     supervisor = supervise(cluster, tmp_path, env=BROKEN)
     supervisor.start("env")
-    gone: list[tuple[str, str]] = []
+    gone: list[Ended] = []
     until(lambda: gone.extend(supervisor.ended()) or gone)
-    assert gone == [("env", "it exited with code 1; its log ends: there is no backbone of that name")]
+    how = "it exited with code 1; its log ends: there is no backbone of that name"
+    assert gone == [Ended(name="env", how=how, code=1)]
 
 
 def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -93,10 +95,10 @@ def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalC
     assert second.adopt() == pids
     assert second.ended() == []
     os.kill(pids["env"], signal.SIGKILL)
-    gone: list[tuple[str, str]] = []
+    gone: list[Ended] = []
     until(lambda: first.ended() or not cluster.running("env"))
     until(lambda: gone.extend(second.ended()) or gone)
-    assert [name for name, _ in gone] == ["env"]
+    assert [(event.name, event.code) for event in gone] == [("env", None)]
     assert second.stop_all(10.0) == []
     assert cluster.all_running() == {}
 

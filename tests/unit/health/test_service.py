@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from joynexus.local import LocalCluster
-from services.health.core import HealthCore
+from services.health.core import Ended, HealthCore
 from services.health.service import Health
 
 
@@ -25,7 +25,7 @@ class Supervisor:
         self.started.append(name)
         return 1
 
-    def ended(self) -> list[tuple[str, str]]:
+    def ended(self) -> list[Ended]:
         return []
 
 
