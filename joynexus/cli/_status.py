@@ -44,7 +44,8 @@ def _show_roles(roles: Sequence[RoleStatus], instances: Sequence[InstanceHealth]
     for role in roles:
         process = processes.pop(role.pid, None)
         busy = f"{100 * role.busy_s / role.uptime_s:.0f} %" if role.uptime_s > 0 else "-"
-        rows.append((role.worker, process.name if process else "", role.phase, busy, role.pid, _what(role.detail)))
+        row = (role.worker, process.name if process else "", role.phase, busy, role.pid or "-", _what(role.detail))
+        rows.append(row)
     for left in processes.values():
         state = "ready" if left.role == "master" and left.state == "running" else left.state
         rows.append((left.role if left.role == "master" else "-", left.name, state, "-", left.pid, ""))

@@ -1,7 +1,8 @@
 """Status: who is there, what waits, as far as the asker may see.
 
 In: `Status` requests of tenants, operators and the health service. Out: `ClusterStatus`. Never: another tenant's lanes
-to a tenant, or a change to anything. (This one may scan: people ask, a few times a second.)
+to a tenant, a figure of a shared role from which it could tell what others do, or a change to anything. (This one may
+scan: people ask, a few times a second.)
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ class Reports:
         self._counters = counters
 
     def on_status(self, asked: FrontMessage | BackMessage, message: Status) -> None:
-        """Describe roles to all; hosts, lanes, policies and jobs of the asker, or of all to operators and workers."""
+        """Describe roles, hosts, lanes, policies and jobs: all to operators and workers, a tenant's own to it.
+
+        Of the roles, which all tenants share, a tenant sees what they offer.
+        """
         everything = isinstance(asked, BackMessage) or asked.operator
         tenant = None if isinstance(asked, BackMessage) or everything else asked.tenant
         policies = list(self._policies.everywhere() if tenant is None else self._policies.of(tenant))
+        roles = self._roster.status() if tenant is None else self._roster.offers()
         status = ClusterStatus(
             server=self._server,
             uptime_s=self._outbox.now - self._started,
-            roles=(*self._roster.status(), *self._hosts.status(tenant)),
+            roles=(*roles, *self._hosts.status(tenant)),
             lanes=tuple(self._lanes(tenant, policies)),
             policies=len(policies),
             jobs_running=self._jobs.running(tenant),

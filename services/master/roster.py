@@ -27,6 +27,8 @@ from services.master.outbox import Outbox, refuse
 _FALLEN_REMEMBERED = 1000
 _QUIET_BEATS = 2.0
 """A worker that missed so many beats is taken for dead as soon as another one registers with its key and role."""
+_OFFERED = frozenset({"backbone", "device", "dtype", "numerics", "grouping", "simulators"})
+"""What a tenant needs to know of a worker: what it runs, and whether numbers stay the same in groups."""
 
 
 class Given(msgspec.Struct):
@@ -206,7 +208,7 @@ class Roster:
             self._outbox.after(self._config.retry_s, lambda: self._send_again(worker, task, event.id))
 
     def status(self) -> tuple[RoleStatus, ...]:
-        """Describe all workers, the dead ones too until they are replaced."""
+        """Describe all workers to operators, the dead ones too until they are replaced."""
         return tuple(
             RoleStatus(
                 role=worker.role,
@@ -221,6 +223,27 @@ class Roster:
             )
             for name, worker in sorted(self._by_name.items())
         )
+
+    def offers(self) -> tuple[RoleStatus, ...]:
+        """Describe all workers to a tenant: what it may use, and nothing that others' work changes but the phase."""
+        return tuple(
+            RoleStatus(
+                role=worker.role,
+                worker=name,
+                phase=worker.phase if worker.alive else "lost",
+                progress=0,
+                busy_s=0.0,
+                uptime_s=0.0,
+                detail={what: text for what, text in worker.register.detail.items() if what in _OFFERED},
+            )
+            for name, worker in sorted(self._by_name.items())
+        )
+
+    def dismiss(self, said: BackMessage, why: str) -> None:
+        """Take a worker for dead; it hears of it when it next says something, and registers anew."""
+        worker = self._by_peer.get(said.peer)
+        if worker is not None:
+            self._lose(worker, why)
 
     # Inside
 

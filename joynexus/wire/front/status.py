@@ -10,14 +10,14 @@ class Status(Wire, frozen=True, kw_only=True):
 
 
 class RoleStatus(Wire, frozen=True, kw_only=True):
-    """One worker process.
+    """One worker process. Figures (0 otherwise) and all of `detail` are shown to operators.
 
     Attributes:
         phase: `starting`, `loading`, `idle`, `working`, `draining`, `lost`.
         progress: counter of the work loop.
         busy_s, uptime_s: CPU time of the work loop (CUDA events on a GPU), and time since it registered.
         restarts: how often this role was restarted since the cluster came up.
-        detail: backbone, device and numerics verdict, or simulators.
+        detail: backbone, device and numerics verdict, or simulators; to operators also what its work adds.
     """
 
     role: str

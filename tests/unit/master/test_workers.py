@@ -66,7 +66,7 @@ def test_a_restarted_worker_replaces_the_silent_one_of_its_key_at_once(world: Wo
     second = FakeTrainer(world, new_incarnation())
     assert len(second.inbox) == 1
     assert registered(second).worker == "trainer-1"
-    (role,) = world.ask(Status(), ClusterStatus).roles
+    (role,) = world.ask(Status(), ClusterStatus, operator=True).roles
     assert role.restarts == 1
 
 
@@ -188,7 +188,7 @@ def test_beats_are_answered_and_shown(world: World) -> None:
     worker = FakeInference(world, new_incarnation())
     id = world.say(worker.peer, Beat(progress=7, phase="working", busy_s=1.5, detail={"device": "cpu"}))
     assert world.answers(id) == [BeatAck()]
-    (role,) = world.ask(Status(), ClusterStatus).roles
+    (role,) = world.ask(Status(), ClusterStatus, operator=True).roles
     assert (role.role, role.progress, role.busy_s, role.detail) == ("inference", 7, 1.5, {"device": "cpu"})
 
 
@@ -198,8 +198,27 @@ def test_news_of_a_beat_stand_beside_what_a_worker_registered_with(world: World)
     world.say(peer, Register(role="trainer", incarnation="i", pid=1, credit={"train": 1}, detail=detail))
     for hits in ("1", "2"):
         world.say(peer, Beat(progress=1, phase="working", busy_s=0.0, detail={"features_hits": hits}))
-    (role,) = world.ask(Status(), ClusterStatus).roles
+    (role,) = world.ask(Status(), ClusterStatus, operator=True).roles
     assert role.detail == {"numerics": "exact", "features_hits": "2"}
+
+
+def test_status_tells_a_tenant_nothing_that_others_work_changes_but_the_phase(world: World) -> None:
+    canary = "canary of another tenant"
+    offered = {"backbone": "tiny", "device": "cpu", "dtype": "float32", "numerics": "exact", "simulators": "s"}
+    peer = world.new_peer("back")
+    detail = {**offered, "host": canary}
+    world.say(peer, Register(role="trainer", incarnation="i", pid=4711, credit={"train": 1}, detail=detail))
+    before = world.ask(Status(), ClusterStatus).roles
+    news = {"features_hits": "12", "features_misses": "3", "device": canary, "last": canary}
+    world.say(peer, Beat(progress=7, phase="starting", busy_s=1.5, detail=news))
+    world.wait(3)
+    after = world.ask(Status(), ClusterStatus).roles
+    assert after == before
+    assert [(role.role, role.worker, role.phase, role.pid, role.detail) for role in after] == [
+        ("trainer", "trainer-1", "starting", 0, offered)
+    ]
+    (seen,) = world.ask(Status(), ClusterStatus, operator=True).roles
+    assert (seen.pid, seen.progress, seen.detail["features_hits"], seen.detail["last"]) == (4711, 7, "12", canary)
 
 
 def test_status_shows_a_tenant_its_own_work_and_an_operator_everything(world: World) -> None:
