@@ -14,11 +14,13 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common import failpoints
+
 PREFIX = "JOYNEXUS_"
 
-_ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA", "JOYNEXUS_GYMNASIUM_MODULES"})
+_ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA", "JOYNEXUS_GYMNASIUM_MODULES", failpoints.VARIABLE})
 """Variables with our prefix that are no role's setting: the tenant's cluster file, the tests' data, what
-a family of simulators may import."""
+a family of simulators may import, the faults that a test asks for."""
 
 
 class RoleSettings(BaseSettings):
@@ -178,6 +180,7 @@ def load_settings(kind: type[S]) -> S:
         ValueError: one sentence that names the variable and what it should be.
     """
     refuse_unknown(os.environ)
+    failpoints.arm(os.environ)
     try:
         return kind()
     except ValidationError as error:

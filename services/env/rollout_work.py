@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from common.failpoints import failpoint
 from joynexus.simulation.asking import Asker
 from joynexus.simulation.interface import Picture, SimulatorError
 from joynexus.simulation.pool import SimulatorPool
@@ -66,7 +67,9 @@ class RolloutWork:
         """
         try:
             with self._lend(message, len(message.seeds)) as (pool, software, alive):
-                return run_rollout(message, pool, ask, self, software=software, alive=alive)
+                done = run_rollout(message, pool, ask, self, software=software, alive=alive)
+                failpoint("env.between_blob_and_answer")
+                return done
         except (SimulatorError, ValueError) as error:
             return RolloutDone(task=message.task, attempt=message.attempt, error=_failure(error))
 
@@ -92,6 +95,7 @@ class RolloutWork:
 
     def put_bytes(self, data: bytes) -> str:
         """Store a blob; returns its digest."""
+        failpoint("env.before_blob")
         return self._blobs.put_bytes(data)
 
     def put_video(self, frames: tuple[Picture, ...], fps: float) -> tuple[str, int]:

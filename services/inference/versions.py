@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.failpoints import failpoint
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version
@@ -85,6 +86,7 @@ class Shelf:
 
     def _read(self, version: int, digest: str) -> Served:
         try:
+            failpoint("inference.load_version")
             content = self._open_blob(digest).read_bytes()
         except (KeyError, OSError, JoyNexusError) as error:
             reason = error.strerror if isinstance(error, OSError) else error  # an OSError names a path of the service

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from common.journal.journal import Journal, JournalError
+from common.failpoints import failpoint
+from common.journal.journal import Journal
 from common.journal.records import Record
 from common.telemetry import get_logger
 from services.master.events import Persisted, PersistFailed
@@ -72,12 +73,15 @@ class Committer:
                     return
                 batches = list(self._waiting)
                 self._waiting.clear()
-            self._post(self._write(batches))
+            outcomes = self._write(batches)
+            failpoint("master.after_fsync_before_ack")
+            self._post(outcomes)
 
     def _write(self, batches: Sequence[tuple[int, Sequence[Record]]]) -> list[Outcome]:
         try:
+            failpoint("master.append")
             self._journal.append([record for _, records in batches for record in records])
-        except JournalError as error:
+        except OSError as error:
             if len(batches) == 1:
                 log.error("the journal refuses records", why=str(error))
                 return [PersistFailed(token=batches[0][0], reason=str(error))]

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import zmq
 
 from common.blobs import BlobStore
+from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
 from common.settings import MasterSettings
@@ -32,6 +33,7 @@ from joynexus.keys import KeyRegistry
 from joynexus.tenants import TenantLimitsFile
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
+from joynexus.wire.front import OpResult
 from services.master.bulk import BulkService, Question
 from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources
 from services.master.commit import Committer
@@ -208,6 +210,8 @@ class MasterService:
             )
         if command.re and peer.door == "front":
             self._oplog.goes(peer, command.re, command.message, _now())
+        if type(command.message) is OpResult:
+            failpoint("master.applied_before_reply")
         if send(self._sockets[peer.door], peer, frames):
             return None
         self.counts["undeliverable"] += 1

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.blobs import digest_file
+from common.failpoints import failpoint
 
 FORMAT = "joynexus-checkpoint-1"
 _KEY = "joynexus"
@@ -78,6 +79,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], meta: CheckpointMet
     header = json.dumps({"meta": msgspec.to_builtins(meta), "layout": layout}, sort_keys=True)
     try:
         save_file(flat, path, metadata={_KEY: header})
+        failpoint("trainer.write_checkpoint")
     except SafetensorError as error:  # what it makes of an OSError
         raise OSError(str(error)) from error
     path.chmod(0o644)  # safetensors leaves it to its owner alone; other roles may run as other users

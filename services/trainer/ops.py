@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from common.failpoints import failpoint
 from joynexus.vla.feature import VLAFeature
 from joynexus.vla.version_file import write_version
 from joynexus.wire.back import RlBegin, RlEpoch, TrainDone, TrainItem
@@ -63,6 +64,7 @@ class Ops:
         """Do an op that trains on a batch; errors as `do`."""
         if isinstance(batch, TrainBatch):
             work = slot.train_step if item.kind == "train_step" else slot.forward_backward
+            failpoint("trainer.forward_backward")
             metrics = work(batch, features, item.seq)
         else:
             epoch = epoch_of(item)

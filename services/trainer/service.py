@@ -6,6 +6,7 @@ the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`)
 
 from __future__ import annotations
 
+from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import TrainerSettings
@@ -62,6 +63,7 @@ def run(settings: TrainerSettings) -> None:
                 return
             with progress.phase("working", deadline_s=WORKING_S):
                 for answer in engine.run(group, packet.buffers):
+                    failpoint("trainer.before_answer")
                     runtime.send(answer)
                     progress.advance()
                     _note(answer, progress if on_gpu else None)

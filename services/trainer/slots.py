@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.failpoints import failpoint
 from joynexus.contract import struct_digest
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.feature import VLAFeature
@@ -171,6 +172,7 @@ class Slot:
         """
         if not self._learner.pending:
             raise refused(ErrorCode.INVALID, "no gradients wait to be applied: send forward_backward first")
+        failpoint("trainer.optim_step")
         metrics = self._learner.optim_step()
         if metrics["skipped"]:
             raise refused(
