@@ -68,6 +68,10 @@ from services.master.training import Training
 Handler = Callable[[Any, Any], None]  # the event, and its message: of the type under which the handler is listed
 
 
+class MessageFaultError(Exception):
+    """A bug: handling one message raised what is this one's cause. `MasterCore.after_fault` goes on."""
+
+
 class MasterCore:
     """All that the master decides.
 
@@ -164,6 +168,9 @@ class MasterCore:
         Args:
             event: what happened.
             now: time, never less than before.
+
+        Raises:
+            MessageFaultError: over a bug that the message met.
         """
         self._outbox.now = now
         self._outbox.run_timers()
@@ -186,6 +193,15 @@ class MasterCore:
                 self._on_stored(event)
             case BlobServed():
                 self._meter.on_served(event)
+        return self._outbox.take()
+
+    def after_fault(self, event: FrontMessage | BackMessage) -> list[Command]:
+        """Go on after `handle` raised over a message: return what it had commanded until then.
+
+        A worker that said it is taken for dead: whether its word counted, nobody knows, so what it had is done anew.
+        """
+        if isinstance(event, BackMessage):
+            self._roster.dismiss(event, f"its '{event.header.kind}' met a bug of the master")
         return self._outbox.take()
 
     def restore(self, records: Iterable[Record]) -> list[Command]:
@@ -245,6 +261,8 @@ class MasterCore:
             handler(asked, asked.message)
         except JoyNexusError as error:
             self._outbox.answer(asked, error.failure)
+        except Exception as error:
+            raise MessageFaultError(f"'{asked.header.kind}' met a bug: {error!r}") from error
 
     def _on_stored(self, event: BlobStored) -> None:
         refused = self.refuse_upload(event.tenant, event.digest, event.nbytes)

@@ -42,6 +42,7 @@ from services.master.core import MasterCore
 from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused, admit
+from services.master.guard import Guard
 from services.master.oplog import OpLog
 from services.master.sources import ShellSources
 
@@ -73,6 +74,7 @@ class MasterService:
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
         self._core = make_core(settings, ShellSources(self._journal, self._store), _now())
+        self._guard = Guard(self._core)
         self._registry = KeyRegistry(settings.keys_dir / "registry.json")
         self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
         self._limits_at = 0.0
@@ -168,7 +170,7 @@ class MasterService:
 
     def _tell(self, event: Event) -> None:
         """Have the core handle an event, and run what it commands; what cannot be sent is an event again."""
-        for undeliverable in self._run_commands(self._core.handle(event, _now())):
+        for undeliverable in self._run_commands(self._guard.handle(event, _now())):
             self._tell(undeliverable)
 
     def _run_commands(self, commands: Iterable[Command]) -> list[Undeliverable]:
