@@ -231,16 +231,26 @@ class BlobStore:
         if actual != digest:
             upload.unlink()
             raise ValueError(f"the uploaded bytes have digest {actual}, not {digest}: send the blob again")
-        self._publish(upload, digest)
+        try:
+            self._publish(upload, digest)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                # After a failed fsync, Linux takes pages for written that are not: only sending them again helps.
+                upload.unlink(missing_ok=True)
+            raise
 
     def sweep(self, older_than_s: float = 86_400.0) -> int:
         """Remove partial uploads and temporary files that nobody wrote to for a while; return how many."""
         limit, removed = time.time() - older_than_s, 0
         for path in self._partial.iterdir():
-            if path.stat().st_mtime < limit:
-                path.unlink(missing_ok=True)
-                self._announced.pop(path.name, None)
-                removed += 1
+            try:
+                if path.stat().st_mtime >= limit:
+                    continue
+            except FileNotFoundError:  # somebody has just finished with it
+                continue
+            path.unlink(missing_ok=True)
+            self._announced.pop(path.name, None)
+            removed += 1
         return removed
 
     # Where things lie

@@ -1,7 +1,8 @@
 """The thread that serves blobs: the two bulk sockets and the blob store, apart from everything that must answer fast.
 
 In: admitted blob requests. Out: chunks, offsets, and events for the core about what tenants stored and read. Never: a
-blob given to a tenant without the core's yes, or a tenant's upload that another tenant can see, resume or spoil.
+blob given to a tenant without the core's yes, a tenant's upload that another tenant can see, resume or spoil, or an end
+because the disk or the limit of open files is at fault: whoever asked is told to ask again, and housekeeping waits.
 
 A tenant's upload grows in a folder of its own and enters the common store when it is complete and verified; so neither
 "do you have it?" nor an upload tells anything about others.
@@ -9,12 +10,13 @@ A tenant's upload grows in a folder of its own and enters the common store when 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,6 @@ import msgspec
 import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
-from common.failpoints import failpoint
 from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
@@ -175,7 +176,8 @@ class BulkService:
                 self._sweep()
                 sweep_at = time.monotonic() + SWEEP_S
             if time.monotonic() >= folder_at:
-                self._remove(self._store.untouched(f"{folder:02x}", ABANDONED_S), ABANDONED_S)
+                with self._outlived("blobs that nothing refers to are not looked for"):
+                    self._remove(self._store.untouched(f"{folder:02x}", ABANDONED_S), ABANDONED_S)
                 folder, folder_at = (folder + 1) % FOLDERS, time.monotonic() + SWEEP_S / FOLDERS
             while self._doomed and self._doomed[0][0] <= time.monotonic():
                 self._remove(self._doomed.popleft()[1], LINGER_S)
@@ -189,6 +191,20 @@ class BulkService:
         for socket in self._sockets.values():
             socket.close()
 
+    @contextmanager
+    def _outlived(self, what: str) -> Iterator[None]:
+        """Log an error of the disk or of the limit of open files, and go on: it may pass."""
+        try:
+            yield
+        except OSError as error:
+            self._count(what, error)
+
+    def _count(self, what: str, error: OSError) -> None:
+        self.counts["disk"] += 1
+        count = self.counts["disk"]
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: it may last
+            log.error("blob store is at fault", what=what, why=error.strerror, count=count)
+
     def _remove(self, digests: Sequence[str], untouched_s: float) -> None:
         """Remove those of these blobs to which nothing refers, and that nobody stored or touched for so long."""
 
@@ -198,17 +214,18 @@ class BulkService:
 
         def go_on(unreferenced: list[str]) -> None:
             for digest in unreferenced:
-                if digest not in self._arriving and self._store.delete(digest, untouched_s=untouched_s):
-                    self.counts["removed"] += 1
+                with self._outlived("a blob is not removed"):
+                    if digest not in self._arriving and self._store.delete(digest, untouched_s=untouched_s):
+                        self.counts["removed"] += 1
 
         if digests:
             self._ask(question)
 
     def _sweep(self) -> None:
         """Remove uploads that nobody has gone on with for a day, also those from before a restart."""
-        areas = [self._area(folder.name) for folder in self._folder.iterdir()] if self._folder.is_dir() else []
-        for store in (self._store, *areas):
-            with contextlib.suppress(FileNotFoundError):  # a worker has just finished with its file: next time
+        with self._outlived("unfinished uploads are not swept"):
+            areas = [self._area(folder.name) for folder in self._folder.iterdir()] if self._folder.is_dir() else []
+            for store in (self._store, *areas):
                 store.sweep(ABANDONED_S)
         limit = time.monotonic() - ABANDONED_S
         self._begun = {key: begun for key, begun in self._begun.items() if begun.touched > limit}
@@ -226,11 +243,16 @@ class BulkService:
             step(request)
         except BlobStoreFullError as error:
             self._fail(request, failure(ErrorCode.UNAVAILABLE, str(error.strerror), retry_after_ms=5000))
+        except OSError as error:
+            self._count(request.header.kind, error)
+            sentence = f"the service cannot use its disk just now ({error.strerror}): try again soon"
+            self._fail(request, failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=1000))
+        except KeyError:  # it has gone since it was looked for
+            self._absent(request)
         except ValueError as error:  # a digest that is none, a chunk that does not fit, a wrong hash
             self._fail(request, failure(ErrorCode.INVALID, str(error)))
 
     def _serve(self, request: BlobMessage) -> None:
-        failpoint("master.serve_blob")
         check_digest(request.message.digest)
         match request.message:
             case BlobRead():
@@ -251,15 +273,15 @@ class BulkService:
         def question(rights: Rights) -> None:
             readable = rights.may_read(request.tenant, digest)
             refused = None if readable else rights.refuse_upload(request.tenant, digest, nbytes)
-            self._do(lambda: go_on(readable, refused))
+            self._do(lambda: self._step(partial(go_on, readable, refused), request))
 
-        def go_on(readable: bool, refused: Failure | None) -> None:
+        def go_on(readable: bool, refused: Failure | None, request: BlobMessage) -> None:
             if readable and self._store.has(digest):
-                self._step(yes, request)
+                yes(request)
             elif refused is not None:
                 self._fail(request, refused)
             else:
-                self._step(no, request)
+                no(request)
 
         self._ask(question)
 
