@@ -24,6 +24,7 @@ import msgspec
 import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
+from common.failpoints import failpoint
 from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
@@ -253,6 +254,7 @@ class BulkService:
             self._fail(request, failure(ErrorCode.INVALID, str(error)))
 
     def _serve(self, request: BlobMessage) -> None:
+        failpoint("master.serve_blob")
         check_digest(request.message.digest)
         match request.message:
             case BlobRead():
