@@ -56,6 +56,8 @@ class MasterSettings(RoleSettings):
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
         max_policies: policies of one tenant. (These three hold for tenants without limits of their own.)
+        max_kills: a piece of work is set aside once so many workers died over it. Whoever kills workers at random, as a
+            soak test does, raises it: a death from outside looks like one of the work's doing.
     """
 
     keys_dir: Path = Path(".joynexus/keys")
@@ -70,6 +72,7 @@ class MasterSettings(RoleSettings):
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)
+    max_kills: int = Field(3, ge=1)
 
 
 class WorkerSettings(RoleSettings):

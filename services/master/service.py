@@ -281,6 +281,7 @@ def make_core(settings: MasterSettings, sources: Sources, now: float) -> MasterC
         max_inflight_ops=settings.max_inflight_ops,
         quota_bytes=settings.quota_bytes,
         max_policies=settings.max_policies,
+        kills=settings.max_kills,
     )
     prefix, numbers = os.urandom(8).hex(), itertools.count(1)
     return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now)

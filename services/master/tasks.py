@@ -2,7 +2,8 @@
 
 In: tasks of jobs and data sets, answers, lost workers. Out: work for whoever serves what a task needs and has credit,
 the tenant that used least first; of workers with credit, to one that has the simulator ready. Never: a scan over tasks,
-or an answer to an earlier attempt.
+an answer to an earlier attempt, or work set aside for what ran beside it: what a dead worker had is done again alone
+(`suspects.py`), and only a death over it alone counts.
 
 A task needs one thing of a worker: a simulator family (`metaworld`), a tenant's own environment (`own:<tenant>:<name>`,
 see `hosted.py`), `datasets`, `sampler`, or the folder of a mounted data set (`mounted:<name>`). Its lane of credit
@@ -11,6 +12,7 @@ follows: `simulator` for families and environments, `data` for all others.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 
@@ -25,6 +27,7 @@ from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
 from services.master.outbox import Outbox, refuse
 from services.master.roster import Roster, Worker
+from services.master.suspects import Suspects
 
 DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 
@@ -73,6 +76,8 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
         setup: what a worker that has done one has ready for the next of the same: simulator task and cameras.
         done: called with the answer of the attempt that counts.
         failed: called if it is given up.
+        alone: a worker died while it had this, so the next one gets nothing beside it.
+        kills: workers that died over this alone.
     """
 
     tenant: str
@@ -89,10 +94,16 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     since: float = 0.0
     attempt: int = 0
     estimate_s: float = 0.0
+    alone: bool = False
     kills: int = 0
     faults: int = 0
     worker: Worker | None = None
     cancelled: bool = False
+
+    @property
+    def lane(self) -> str:
+        """The lane of credit in which it is done."""
+        return lane_of(self.need)
 
 
 class EnvQueue:
@@ -104,6 +115,7 @@ class EnvQueue:
         self._config = config
         self._counters = counters
         self._waiting: defaultdict[str, Lanes[Task]] = defaultdict(lambda: Lanes(counters))
+        self._suspects: Suspects[Task] = Suspects()
         self._running: dict[str, Task] = {}
         self._costs: dict[str, float] = {}  # seconds of a task, by need
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
@@ -125,10 +137,13 @@ class EnvQueue:
                 workers[task.worker.name] = task.worker
                 self._roster.cancel(task.worker, task.id)
                 self._forget(task)
+            if (kept := self._suspects.drop(task)) is not None:
+                workers[kept.name] = kept
         for need, tenant in {(task.need, task.tenant) for task in tasks}:  # nobody may ever serve that need
             if need in self._waiting:
                 self._waiting[need].remove(tenant, lambda task: task.cancelled)
                 self._tidy(need)
+        self._isolate()
         for worker in workers.values():
             self._employ(worker)
 
@@ -159,7 +174,8 @@ class EnvQueue:
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's tasks that wait (for status)."""
-        return sum(lanes.waiting(tenant) for lanes in self._waiting.values())
+        suspects = sum(task.tenant == tenant for task in self._suspects)
+        return suspects + sum(lanes.waiting(tenant) for lanes in self._waiting.values())
 
     def running(self, tenant: str) -> int:
         """Number of a tenant's tasks that run (for status)."""
@@ -168,12 +184,13 @@ class EnvQueue:
     def oldest(self, tenant: str) -> float | None:
         """When the oldest task of a tenant that waits was submitted; None if none waits (for status)."""
         waiting = (task for lanes in self._waiting.values() for task in lanes.of(tenant))
-        return min((task.since for task in waiting), default=None)
+        suspects = (task for task in self._suspects if task.tenant == tenant)
+        return min((task.since for task in itertools.chain(waiting, suspects)), default=None)
 
     def tenants(self) -> set[str]:
         """Tenants with tasks here (for status)."""
         return {tenant for lanes in self._waiting.values() for tenant in lanes.tenants()} | {
-            task.tenant for task in self._running.values()
+            task.tenant for task in itertools.chain(self._running.values(), self._suspects)
         }
 
     # Messages
@@ -187,6 +204,9 @@ class EnvQueue:
         """A worker has answered a task that it was given."""
         self._roster.take(worker, task.id)
         self._forget(task)
+        task.alone = False
+        self._suspects.drop(task)
+        self._isolate()
         self._counters.charge(task.tenant, message.busy_s - task.estimate_s)
         cost = self._costs.get(task.need, message.busy_s)
         self._costs[task.need] = cost + _NEW_COST * (message.busy_s - cost)
@@ -213,6 +233,7 @@ class EnvQueue:
         """An env worker is there."""
         for need in self._needs(worker):
             self._serving[need][worker.name] = worker
+        self._isolate()
         self._employ(worker)
 
     def leaving(self, worker: Worker) -> None:
@@ -221,22 +242,30 @@ class EnvQueue:
             if self._serving[need].get(worker.name) is worker:
                 del self._serving[need][worker.name]
             self._tidy(need)
+        self._suspects.release(worker)
+        self._isolate()
 
     def lost(self, worker: Worker) -> None:
-        """An env worker is dead: its tasks are done again elsewhere, from the start."""
+        """An env worker is dead: its tasks are done again elsewhere, from the start and each alone."""
         self.leaving(worker)
         self._ready.pop(worker.name, None)
-        for id_ in list(worker.given):  # a job that fails over one task cancels its others, also those here
-            task = self._running.get(id_)
-            if task is None:
-                continue
+        had = [task for id_ in worker.given if (task := self._running.get(id_)) is not None]
+        for task in had:
             self._forget(task)
             self._counters.charge(task.tenant, -task.estimate_s)
-            task.kills += worker.ring is None  # a tenant's machine comes and goes: that is not the work's fault
+            if worker.ring is None:  # a tenant's machine comes and goes: that is not the work's fault
+                task.alone = True
+                # What was cancelled only just now may still have been at work, until the next beat.
+                task.kills += len(had) == 1 and not worker.cancelled
+        for task in had:
+            if task.cancelled:  # a job that fails over one task cancels its others
+                continue
             if task.kills < self._config.kills:
                 self._again(task)
             else:
-                sentence = f"this work was set aside because {task.kills} workers died over it"
+                sentence = (
+                    f"this work was set aside because {task.kills} workers died while they did it and nothing else"
+                )
                 task.failed(failure(ErrorCode.POISON, sentence))
 
     # Inside
@@ -245,9 +274,19 @@ class EnvQueue:
         return [*worker.register.serves, *(MOUNTED + name for name in worker.register.mounted)]
 
     def _again(self, task: Task) -> None:
-        if not task.cancelled:
+        if task.cancelled:
+            return
+        if task.alone:
+            self._suspects.add(task)
+            self._isolate()
+        else:
             self._waiting[task.need].put_back(task.tenant, task, front=True)
             self._fill(task.need)
+
+    def _isolate(self) -> None:
+        """Find workers for what must be alone."""
+        for worker in self._suspects.keep(self._serving):
+            self._employ(worker)
 
     def _fill(self, need: str) -> None:
         """Give what waits for a need to the workers that serve it, the least loaded first."""
@@ -263,6 +302,8 @@ class EnvQueue:
         """Use a worker's credit: among all that it serves, the tenant that used least comes first."""
         if not worker.alive or worker.leaving:
             return
+        if (suspect := self._suspects.next(worker)) is not None:
+            self._start(worker, suspect)
         for lane in worker.register.credit:
             needs = [need for need in self._needs(worker) if lane_of(need) == lane]
             while self._credit(worker, lane) > 0:
@@ -283,8 +324,10 @@ class EnvQueue:
         task = lanes.pop()
         lanes.unskip()
         self._tidy(need)
-        if task is None:
-            return
+        if task is not None:
+            self._start(worker, task)
+
+    def _start(self, worker: Worker, task: Task) -> None:
         self._note_setup(worker, task)
         task.attempt += 1
         task.worker = worker
@@ -343,7 +386,9 @@ class EnvQueue:
             self._serving.pop(need, None)
 
     def _credit(self, worker: Worker, lane: str) -> int:
-        used = sum(lane_of(self._running[id_].need) == lane for id_ in worker.given)
+        if self._suspects.keeps(worker):
+            return 0
+        used = sum(self._running[id_].lane == lane for id_ in worker.given)
         return worker.register.credit.get(lane, 0) - used
 
     def _forget(self, task: Task) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import pytest
+
+from common.blobs import BlobStore
+from common.journal.journal import Journal, journal_url
+from common.settings import MasterSettings, load_settings
 from joynexus.specs import EvaluateSpec
+from joynexus.wire import ErrorCode
 from joynexus.wire.back import Leaving, Rollout
-from joynexus.wire.front import CancelJob, GetJob, JobInfo
+from joynexus.wire.front import CancelJob, ClusterStatus, GetJob, JobInfo, Status
+from services.master.config import CoreConfig
+from services.master.service import make_core
+from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import check, rl
@@ -117,3 +127,130 @@ def test_work_that_was_cancelled_leaves_nothing_behind_though_nobody_serves_it()
     (worker,) = [FakeEnv(world, new_incarnation(), key="env", serves=("libero",))]
     worker.work()
     assert info(world, kept.job, tenant="b").state == "succeeded"
+
+
+WIDE = {"simulator": 3, "data": 2}
+
+
+def evaluate(env: str, episodes: int) -> EvaluateSpec:
+    return EvaluateSpec(policy="p", env=env, episodes=episodes)
+
+
+def die_over(world: World, guilty: str, *, lives: int, count: int = 1) -> list[list[int]]:
+    """Workers that die over one simulator task, one life after another; return how much each had at once, by life."""
+    together = []
+    for life in range(lives):
+        workers = [FakeEnv(world, new_incarnation(), key=f"life{life}-{n}", credit=WIDE) for n in range(count)]
+        had = [len(worker.inbox) for worker in workers]
+        while any(worker.inbox for worker in workers):
+            for worker in workers:
+                if any(isinstance(send.message, Rollout) and send.message.env == guilty for send in worker.inbox):
+                    worker.die()
+                elif worker.inbox:
+                    worker.work(1)
+        together.append(had)
+        for worker in workers:
+            if worker.peer in world.actors:
+                worker.die()
+        world.wait(8)
+    return together
+
+
+def test_work_that_kills_its_workers_takes_nobody_elses_with_it() -> None:
+    world = World()
+    with_policies(world, "a", "b", "c")
+    jobs = {
+        tenant: submit(world, evaluate(env, 5), key="e", tenant=tenant)
+        for tenant, env in (("a", REACH), ("b", PUSH), ("c", REACH))
+    }
+    (first, *later) = die_over(world, PUSH, lives=2 + CoreConfig().kills)
+    assert first == [3], "they ran side by side"
+    assert later[0] == [1], "and nobody does after a death"
+    states = {tenant: info(world, job.job, tenant=tenant) for tenant, job in jobs.items()}
+    assert (states["a"].state, states["c"].state) == ("succeeded", "succeeded")
+    error = states["b"].error
+    assert error is not None
+    assert error.code is ErrorCode.POISON
+
+
+def test_only_deaths_over_a_piece_alone_count_against_it() -> None:
+    world = World(CoreConfig(kills=2))
+    with_policies(world, "a", "b")
+    jobs = [submit(world, evaluate(REACH, 5), key="e", tenant=t) for t in ("a", "b")]
+    for life in range(3):  # over both; over one; over the other
+        FakeEnv(world, new_incarnation(), key=f"env{life}", credit=WIDE).die()
+        world.wait(8)
+    assert [info(world, job.job, tenant=t).error for job, t in zip(jobs, "ab", strict=True)] == [None, None]
+    env = FakeEnv(world, new_incarnation(), key="env", credit=WIDE)
+    run(env)
+    assert [info(world, job.job, tenant=t).state for job, t in zip(jobs, "ab", strict=True)] == ["succeeded"] * 2
+
+
+def test_how_many_deaths_are_borne_is_the_operators_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JOYNEXUS_MAX_KILLS", "10000")
+    journal = Journal(journal_url(tmp_path / "journal.db"))
+    try:
+        core = make_core(load_settings(MasterSettings), ShellSources(journal, BlobStore(tmp_path)), 0.0)
+    finally:
+        journal.close()
+    assert core._env._config.kills == 10_000
+
+
+def test_after_a_death_the_pieces_go_alone_to_as_many_workers_as_are_free() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    for tenant in ("a", "b"):
+        submit(world, evaluate(REACH, 10), key="e", tenant=tenant)
+    first = FakeEnv(world, new_incarnation(), key="first", credit=WIDE)
+    assert len(first.inbox) == 3
+    first.die()
+    world.wait(8)
+    workers = [FakeEnv(world, new_incarnation(), key=f"env{n}", credit=WIDE) for n in range(4)]
+    assert [len(worker.inbox) for worker in workers] == [1, 1, 1, 1], "three alone; the fourth has what had not run yet"
+
+
+def test_a_busy_worker_is_emptied_for_what_must_be_alone_and_the_others_go_on() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    doomed = FakeEnv(world, new_incarnation(), key="doomed", credit={"simulator": 1})
+    suspect = submit(world, evaluate(PUSH, 5), key="e", tenant="b")
+    assert len(doomed.inbox) == 1
+    workers = [FakeEnv(world, new_incarnation(), key=f"env{n}", credit=WIDE) for n in range(2)]
+    submit(world, evaluate(REACH, 200), key="e", tenant="a")
+    assert [len(worker.inbox) for worker in workers] == [3, 3]
+    doomed.die()
+    for _ in range(8):
+        world.wait(1.0)
+        for worker in workers:
+            worker.beat()
+    alone = None
+    for _ in range(12):
+        for worker in workers:
+            worker.work(1)
+            has = [send.message.env for send in worker.inbox if isinstance(send.message, Rollout)]
+            if PUSH in has:
+                assert has == [PUSH]
+                alone = worker
+        assert max(len(worker.inbox) for worker in workers) == 3, "whoever is not emptied goes on"
+    assert alone is not None
+    assert len(alone.inbox) == 3, "and afterwards it works as before"
+    assert info(world, suspect.job, tenant="b").state == "succeeded"
+
+
+def test_a_worker_that_was_emptied_for_nothing_works_on() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    doomed = FakeEnv(world, new_incarnation(), key="doomed", credit={"simulator": 1})
+    guilty = submit(world, evaluate(PUSH, 5), key="e", tenant="b")
+    worker = FakeEnv(world, new_incarnation(), key="env", credit=WIDE)
+    submit(world, evaluate(REACH, 200), key="e", tenant="a")
+    doomed.die()
+    for _ in range(8):
+        world.wait(1.0)
+        worker.beat()
+    worker.work(1)
+    assert len(worker.inbox) == 2, "it is being emptied"
+    status = world.ask(Status(), ClusterStatus, tenant="b")
+    assert [lane.waiting for lane in status.lanes if lane.queue == "env"] == [1]
+    world.ask(CancelJob(job=guilty.job), JobInfo, tenant="b")
+    assert len(worker.inbox) == 3
