@@ -1,38 +1,48 @@
 """Append-only in spirit: records go in by transaction, and come back all at once when the master starts.
 
 In: batches of records. Out: the same records after any crash, once `append` has returned (WAL, `synchronous=FULL`).
-Never: an answer before the fsync, a decision, or a schema that this code does not know.
+Never: an answer before the fsync, a decision, a schema that this code does not know, or a record that was not written.
 
 One thread appends; `payload` may be called from another.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from common.journal import records as r
+from common.journal import rows
 from common.journal.tables import SHELVES, ops
 
-NEWEST_SCHEMA = "0001"
+NEWEST_SCHEMA = "0002"
 """The last migration's revision."""
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _OP_KEY = r.KEYS[r.OpRecord]
 _NO_PAYLOAD = {"payload": b""}
-_encode = msgspec.msgpack.Encoder().encode
+_KINDS: tuple[type[r.Base], ...] = (*SHELVES, r.OpRecord, r.OpDone)
+_READERS = {kind: rows.Reader.of(kind) for kind in _KINDS}
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 # Any: column values differ by column.
 _Row = dict[str, Any]
 
 
 class JournalError(OSError):
-    """Records could not be made durable; the message says why in one clause. Nothing of the batch was kept."""
+    """The file could not be written or read; the message says why. Nothing of the batch to be written was kept."""
+
+
+class JournalDamagedError(ValueError):
+    """The file does not hold what was written to it; the message names the place and what to do about it."""
 
 
 class Journal:
@@ -42,21 +52,27 @@ class Journal:
         url: SQLAlchemy URL of a SQLite database, e.g. `sqlite:////var/lib/joynexus/journal.db`.
 
     Raises:
-        ValueError: if the file was written by a newer release, or is not a journal.
+        ValueError: if the file was written by a newer release, cannot be opened, or another process has it.
+        JournalDamagedError: if it is no journal (any more).
     """
 
     def __init__(self, url: str) -> None:
         if not url.startswith("sqlite:"):
             raise ValueError(f"the journal lives in SQLite (sqlite:///path), not in {url.split(':', 1)[0]!r}")
-        self._engine = sa.create_engine(url)
-        sa.event.listen(self._engine, "connect", _set_pragmas)
+        self._engine = _engine(url)
+        self._path = Path(self._engine.url.database or "")
+        self._lock = _only_one(self._path)
         try:
-            self._migrate()
+            if self._path.exists():
+                self._check_file()
+            else:
+                _create(self._path)
+            _migrate(self._engine)
         except sa.exc.DatabaseError as error:
-            self._engine.dispose()
-            raise ValueError(f"the journal at {self._engine.url.database} cannot be opened: {error.orig}") from error
-        except ValueError:
-            self._engine.dispose()
+            self.close()
+            raise self._unreadable(error) from error
+        except (ValueError, OSError):
+            self.close()
             raise
         self._upserts = {type_: _upsert(shelf.table, shelf.key, ("record",)) for type_, shelf in SHELVES.items()}
         self._deletes = {type_: _delete(shelf.table, shelf.key) for type_, shelf in SHELVES.items()}
@@ -88,69 +104,91 @@ class Journal:
             raise JournalError(str(error.orig)) from error
 
     def load(self) -> Iterator[r.Record]:
-        """Give every record back: those of ops last, by policy in order of seq, without payloads."""
-        with self._engine.connect() as connection:
-            for type_, shelf in SHELVES.items():
-                decode = msgspec.msgpack.Decoder(type_).decode
-                for (record,) in connection.execute(sa.select(shelf.table.c.record).order_by(*shelf.table.primary_key)):
-                    yield decode(record)  # type: ignore[misc]  # every key of SHELVES is a Record
-            decode_op = msgspec.msgpack.Decoder(r.OpRecord).decode
-            decode_done = msgspec.msgpack.Decoder(r.OpDone).decode
-            query = sa.select(ops.c.record, ops.c.done).order_by(ops.c.tenant, ops.c.policy, ops.c.seq)
-            for record, done in connection.execution_options(yield_per=1000).execute(query):
-                yield decode_op(record)
-                if done is not None:
-                    yield decode_done(done)
+        """Give every record back: those of ops last, by policy in order of seq, without payloads.
+
+        Raises:
+            JournalDamagedError: at the first that is not as it was written.
+            ValueError: if the file cannot be read.
+        """
+        try:
+            with self._engine.connect() as connection:
+                for type_, shelf in SHELVES.items():
+                    for key, record in self._rows(connection, shelf.table, "record"):
+                        yield self._read(_READERS[type_], shelf.table, key, record)
+                for key, record, done in self._rows(connection, ops, "record", "done"):
+                    yield self._read(_READERS[r.OpRecord], ops, key, record)
+                    if done is not None:
+                        yield self._read(_READERS[r.OpDone], ops, key, done)
+        except sa.exc.DatabaseError as error:
+            raise self._unreadable(error) from error
 
     def payload(self, tenant: str, policy: str, seq: int) -> bytes:
         """Return the inline payload of an op.
 
         Raises:
             KeyError: if there is none: it was covered by a checkpoint, or never written.
+            JournalError: if it cannot be read, or is not as it was written.
         """
-        with self._engine.connect() as connection:
-            row = connection.execute(self._payload, {"k_tenant": tenant, "k_policy": policy, "k_seq": seq}).first()
-        if row is None or row.payload is None:
-            raise KeyError(f"the journal has no payload of op {seq} of policy '{policy}'")
-        payload: bytes = row.payload
-        return payload
+        try:
+            with self._engine.connect() as connection:
+                row = connection.execute(self._payload, {"k_tenant": tenant, "k_policy": policy, "k_seq": seq}).first()
+            if row is None or row.payload is None:
+                raise KeyError(f"the journal has no payload of op {seq} of policy '{policy}'")
+            return rows.unseal(row.payload)
+        except sa.exc.DatabaseError as error:
+            raise JournalError(f"the journal cannot be read: {error.orig}") from error
+        except ValueError as error:
+            raise JournalError(f"the payload in the journal is damaged: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
         self._engine.dispose()
+        self._lock.close()
 
-    def _migrate(self) -> None:
-        """Bring the schema up to date; one that is needs no more than a look."""
+    def _rows(self, connection: sa.Connection, table: sa.Table, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Give key and columns of all rows of a table in the order of keys."""
+        keys = tuple(table.primary_key)
+        query = sa.select(*keys, *(table.c[name] for name in columns)).order_by(*keys)
+        count = 0
+        for row in connection.execution_options(yield_per=1000).execute(query):
+            count += 1
+            yield (tuple(row[: len(keys)]), *row[len(keys) :])
+        # Rows are found by an index: one that has lost some of them would go unnoticed.
+        if count != connection.exec_driver_sql(f"SELECT count(*) FROM {table.name} NOT INDEXED").scalar_one():
+            raise self._damaged(f"the index of table '{table.name}' has lost rows")
+
+    def _read(self, reader: rows.Reader, table: sa.Table, key: tuple[object, ...], data: object) -> Any:
+        try:
+            return reader.read(key, data)
+        except ValueError as error:
+            raise self._damaged(f"{place(table, key)} is not as it was written ({error})") from error
+
+    def _check_file(self) -> None:
+        """Refuse a file that no release left behind: a new journal gets its name when it is complete."""
+        if self._path.stat().st_size == 0:
+            raise self._damaged("it is empty")
         with self._engine.connect() as connection:
-            if sa.inspect(connection).has_table("alembic_version"):
-                found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-                if found == NEWEST_SCHEMA:
-                    return
-        # Only now: importing it takes longer than all else that a start does here.
-        import alembic.command
-        import alembic.config
-        import alembic.migration
-        import alembic.script
+            if not sa.inspect(connection).has_table("alembic_version"):
+                raise self._damaged("it has not the tables of a journal")
 
-        config = alembic.config.Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
-        known = {script.revision for script in alembic.script.ScriptDirectory.from_config(config).walk_revisions()}
-        with self._engine.begin() as connection:
-            found = alembic.migration.MigrationContext.configure(connection).get_current_revision()
-            if found is not None and found not in known:
-                raise ValueError(
-                    f"the journal has schema {found}, which this release does not know (its newest is {max(known)}): "
-                    "run the newer release that wrote it"
-                )
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, "head")
+    def _unreadable(self, error: sa.exc.DatabaseError) -> ValueError:
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+            return self._damaged(str(error.orig))
+        return ValueError(f"the journal at {self._path} cannot be opened: {error.orig}")
+
+    def _damaged(self, how: str) -> JournalDamagedError:
+        folder = self._path.parent
+        return JournalDamagedError(
+            f"the journal {self._path} is damaged: {how}; put the file back from a copy, or look with `joynexus admin "
+            f"journal check {folder}` and set aside what is damaged with `joynexus admin journal repair {folder}`"
+        )
 
     def _store(self, connection: sa.Connection, type_: type[r.Base], records: Iterable[Any]) -> None:
         _, key = SHELVES[type_]
         newest = {tuple(getattr(record, field) for field in key): record for record in records}
         gone = [k for k, record in newest.items() if getattr(record, "gone", False)]
         kept: list[_Row] = [
-            {**dict(zip(key, k, strict=True)), "record": _encode(record)}
+            {**dict(zip(key, k, strict=True)), "record": rows.write(record)}
             for k, record in newest.items()
             if not getattr(record, "gone", False)
         ]
@@ -166,8 +204,8 @@ class Journal:
         if accepted:
             connection.execute(self._upsert_op, [_op_row(record) for record in accepted])
         if done:
-            rows = [{**_named(_OP_KEY, (d.tenant, d.policy, d.seq)), "b_done": _encode(d)} for d in done]
-            connection.execute(self._op_done, rows)
+            outcomes = [{**_named(_OP_KEY, (d.tenant, d.policy, d.seq)), "b_done": rows.write(d)} for d in done]
+            connection.execute(self._op_done, outcomes)
         if covered:
             policies = [(c.tenant, c.policy, c.covered, c.forget) for c in covered]
             connection.execute(self._drop_payloads, [_named(_OP_KEY, (t, p, seq)) for t, p, seq, _ in policies])
@@ -179,14 +217,83 @@ def journal_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
+def place(table: sa.Table, key: Iterable[object]) -> str:
+    """Say where a record stands."""
+    names = (f"{column.name} {value!r}" for column, value in zip(table.primary_key, key, strict=True))
+    return f"the record of table '{table.name}' with {', '.join(names)}"
+
+
+def _engine(url: str) -> sa.Engine:
+    engine = sa.create_engine(url)
+    sa.event.listen(engine, "connect", _set_pragmas)
+    return engine
+
+
+def _only_one(path: Path) -> IO[bytes]:
+    """Hold the lock of the journal until the returned file is closed."""
+    lock = path.with_name(f"{path.name}.lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ValueError(f"another process has the journal {path}: end it first (a master?)") from error
+    return lock
+
+
+def _create(path: Path) -> None:
+    """Make a journal; it gets its name when it is complete, so that an empty file is never one."""
+    new = path.with_name(f"{path.name}.new")
+    for rest in (new, *(new.with_name(new.name + end) for end in ("-wal", "-shm"))):
+        rest.unlink(missing_ok=True)
+    engine = _engine(journal_url(new))
+    try:
+        _migrate(engine)
+    finally:
+        engine.dispose()  # the last connection writes everything into the file itself
+    new.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _migrate(engine: sa.Engine) -> None:
+    """Bring the schema up to date, as a whole or not at all; one that is needs no more than a look."""
+    with engine.connect() as connection:
+        if sa.inspect(connection).has_table("alembic_version"):
+            found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            if found == NEWEST_SCHEMA:
+                return
+    # Only now: importing it takes longer than all else that a start does here.
+    import alembic.command
+    import alembic.config
+    import alembic.migration
+    import alembic.script
+
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    known = {script.revision for script in alembic.script.ScriptDirectory.from_config(config).walk_revisions()}
+    with engine.begin() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver begins only before changes of rows, not of tables
+        found = alembic.migration.MigrationContext.configure(connection).get_current_revision()
+        if found is not None and found not in known:
+            raise ValueError(
+                f"the journal has schema {found}, which this release does not know (its newest is {max(known)}): "
+                "run the newer release that wrote it"
+            )
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+
+
 def _op_row(record: r.OpRecord) -> _Row:
     slim = msgspec.structs.replace(record, **_NO_PAYLOAD) if record.payload else record
     return {
         "tenant": record.tenant,
         "policy": record.policy,
         "seq": record.seq,
-        "record": _encode(slim),
-        "payload": record.payload or None,
+        "record": rows.write(slim),
+        "payload": rows.seal(record.payload) if record.payload else None,
         "done": None,
     }
 

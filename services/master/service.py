@@ -66,6 +66,7 @@ class MasterService:
 
     Raises:
         ValueError: if keys are missing, an address is taken, or the journal is of a newer release.
+        JournalDamagedError: if the journal does not hold what was written to it.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
@@ -74,6 +75,8 @@ class MasterService:
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
         self._core = make_core(settings, ShellSources(self._journal, self._store), _now())
+        # Before any door opens: nobody is answered by a master that cannot read its own memory.
+        self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
         self._registry = KeyRegistry(settings.keys_dir / "registry.json")
         self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
@@ -111,7 +114,8 @@ class MasterService:
         sys.setswitchinterval(0.0005)
         self._committer.start()
         self._bulk.start()
-        self._run_commands(self._core.restore(self._journal.load()))
+        self._run_commands(self._restored)
+        self._restored = []
         # What the core keeps, it keeps long, and it has few cycles: searching all of it often is a waste.
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)

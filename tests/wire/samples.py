@@ -21,9 +21,14 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def sample(kind: str) -> Message:
     """Return the instance of a kind."""
-    value = _make(inspect.type_info(KINDS[kind]), kind)
+    value = make(KINDS[kind], kind)
     assert isinstance(value, msgspec.Struct)
     return value
+
+
+def make(type_: Any, path: str) -> Any:  # Any: whatever the type says
+    """Return an instance of any type; `path` varies its values."""
+    return _make(inspect.type_info(type_), path)
 
 
 def header(kind: str) -> Header:
