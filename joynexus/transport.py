@@ -25,6 +25,9 @@ CONTROL_HWM = 1000
 BULK_HWM = 8
 """Messages that may wait in a bulk socket; the real bound is the credit of whoever asked for them."""
 
+HANDSHAKE_S = 5
+"""A connection whose handshake takes longer is given up."""
+
 _COPY_BYTES = 4096
 """Smaller frames are copied, larger ones sent by reference."""
 
@@ -45,7 +48,7 @@ def common_options(socket: Socket, *, bulk: bool) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6000)
     socket.setsockopt(zmq.HEARTBEAT_TTL, 6000)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 1000 * HANDSHAKE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_MAXRT, 10000)
 

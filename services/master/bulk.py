@@ -91,6 +91,7 @@ class BulkService:
         folder: where tenants' uploads grow, on the store's file system.
         ask: has a question put to the core in the master's thread, and the answer told there.
         post: gives the core an event.
+        heard: told of each frame that came.
         failed: called if this thread fails.
     """
 
@@ -103,6 +104,7 @@ class BulkService:
         *,
         ask: Callable[[Question], None],
         post: Callable[[BlobStored | BlobServed], None],
+        heard: Callable[[zmq.Frame], None],
         failed: Callable[[], object],
     ) -> None:
         self._sockets = sockets
@@ -111,6 +113,7 @@ class BulkService:
         self._folder = folder
         self._ask = ask
         self._post = post
+        self._heard = heard
         self._failed = failed
         self._areas: dict[str, BlobStore] = {}
         self._begun: dict[tuple[str, str], _Begun] = {}  # by tenant and digest
@@ -187,7 +190,7 @@ class BulkService:
             while self._jobs:
                 self._jobs.popleft()()
             for door, socket in self._sockets.items():
-                for peer, frames, key in receive(socket, door, at_once=8):
+                for peer, frames, key in receive(socket, door, at_once=8, heard=self._heard):
                     self._take(peer, frames, key)
         for socket in self._sockets.values():
             socket.close()

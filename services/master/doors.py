@@ -6,7 +6,7 @@ now is not sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
@@ -48,8 +48,12 @@ def open_doors(context: Context, settings: MasterSettings) -> dict[Door, Socket]
     return doors
 
 
-def receive(door_socket: Socket, door: Door, *, at_once: int) -> Iterator[tuple[Peer, list[Buffer], str]]:
+def receive(
+    door_socket: Socket, door: Door, *, at_once: int, heard: Callable[[zmq.Frame], None]
+) -> Iterator[tuple[Peer, list[Buffer], str]]:
     """Take messages that have come, at most `at_once`: the sender, its frames, its authenticated key.
+
+    `heard` is told of each.
 
     Buffers are views of the received frames, without a copy.
     """
@@ -58,6 +62,7 @@ def receive(door_socket: Socket, door: Door, *, at_once: int) -> Iterator[tuple[
             frames = receive_frames(door_socket)
         except zmq.Again:
             return
+        heard(frames[-1])
         yield Peer(door, frames[0].bytes), [frame.buffer for frame in frames[1:]], peer_key(frames[-1])
 
 

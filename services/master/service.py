@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import zmq
 
 from common.blobs import BlobStore
+from common.descriptors import Doorkeeper, most_silent, raise_limit
 from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
@@ -97,6 +98,8 @@ class MasterService:
             self._context.term()
             raise
         self._sockets: dict[Door, Socket] = {door: sockets[door] for door in ("back", "front")}
+        silent = most_silent(raise_limit())
+        self._doorkeeper = Doorkeeper(self._context, sockets.values(), most=silent, failed=_give_up)
         self._committer = Committer(self._journal, self._post_all, _give_up)
         self._bulk = BulkService(
             {door: sockets[door] for door in ("back_bulk", "front_bulk")},
@@ -105,6 +108,7 @@ class MasterService:
             blobs / "uploads",
             ask=self._ask,
             post=lambda event: self._post_all([event]),
+            heard=self._doorkeeper.heard,
             failed=_give_up,
         )
 
@@ -141,7 +145,7 @@ class MasterService:
     def _turn(self) -> None:
         self._take_inbox()
         for door, opened in self._sockets.items():
-            for peer, frames, key in receive(opened, door, at_once=AT_ONCE):
+            for peer, frames, key in receive(opened, door, at_once=AT_ONCE, heard=self._doorkeeper.heard):
                 event = admit(peer, frames, look_up(self._registry, key))
                 if isinstance(event, Refused):
                     self._refuse(peer, event)
@@ -252,6 +256,7 @@ class MasterService:
         self._bulk.stop()
         for opened in self._sockets.values():
             opened.close(500)
+        self._doorkeeper.stop()
         self._authenticator.stop()
         self._context.term()
         self._journal.close()

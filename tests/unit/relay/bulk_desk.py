@@ -63,6 +63,7 @@ class Desk:
             folder / "blobs" / "uploads",
             ask=lambda question: question(self.core),
             post=self.events.append,
+            heard=lambda frame: None,
             failed=lambda: None,
         )
 

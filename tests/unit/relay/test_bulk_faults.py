@@ -115,6 +115,7 @@ def test_housekeeping_outlives_a_disk_that_fails(tmp_path: Path, monkeypatch: py
         tmp_path / "uploads",
         ask=lambda question: question(core),
         post=lambda event: None,
+        heard=lambda frame: None,
         failed=lambda: failed.append(True),
     )
     with monkeypatch.context() as broken:

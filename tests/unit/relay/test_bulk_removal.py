@@ -53,6 +53,7 @@ def serve(core: Core, store: BlobStore, folder: Path) -> BulkService:
         folder / "uploads",
         ask=lambda question: question(core),
         post=lambda event: None,
+        heard=lambda frame: None,
         failed=lambda: None,
     )
 
