@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help install install-simulators system-packages demo demo-full test test-simulators lint format bench \
+.PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos lint format bench \
   bench-tenants soak up down clean
 
 help:  ## this list
@@ -61,6 +61,9 @@ bench: install  ## all benchmarks; results in benchmarks/results
 
 bench-tenants: install  ## four tenants on a real cluster, together and one after another
 	@$(PY) -m benchmarks.tenants </dev/null
+
+chaos: install  ## cases of fault in real processes: a table of outcomes and invariants
+	@$(PY) scripts/test_rings.py chaos </dev/null
 
 soak: install  ## each simulator made and closed thirty times: nothing may grow
 	@$(PY) -m benchmarks.soak </dev/null

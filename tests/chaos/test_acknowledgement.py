@@ -1,0 +1,96 @@
+"""A real master that cannot write its journal, or dies around the fsync: what was acknowledged is there, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.failpoints import VARIABLE
+from joynexus.wire import ErrorCode, Failure
+from joynexus.wire.front import Accepted, AcquireLease, CreatePolicy, GetPolicy, Lease, Ping, PolicyInfo, Pong
+from tests.chaos.verdict import Verdict
+from tests.process.master_process import MasterProcess, Peer
+from tests.process.test_master import SPEC, forward
+
+OPS = 3
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of failpoints of the processes that are started from now on."""
+    folder = tmp_path / "points"
+    folder.mkdir()
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+@contextmanager
+def driving(master: MasterProcess, name: str = "laptop", tenant: str = "acme") -> Iterator[tuple[Peer, str]]:
+    """A tenant that drives a policy, with some ops behind it."""
+    with master.tenant(name, tenant=tenant) as peer:
+        assert isinstance(peer.ask(CreatePolicy(policy="p", spec=SPEC)).message, PolicyInfo)
+        lease = peer.ask(AcquireLease(policy="p", holder="h")).message
+        assert isinstance(lease, Lease)
+        for seq in range(1, OPS + 1):
+            assert isinstance(op(peer, lease.lease, seq), Accepted)
+        yield peer, lease.lease
+
+
+def op(peer: Peer, lease: str, seq: int) -> object:
+    """Send an op; return what came back."""
+    message, buffers = forward(lease, seq)
+    return peer.ask(message, buffers).message
+
+
+@pytest.mark.case(16, "the disk is full, or breaks, as an op is written down")
+@pytest.mark.parametrize("fault", ["enospc", "eio"])
+def test_op_that_cannot_be_written_is_refused_before_it_is_acknowledged_and_works_once_there_is_room(
+    tmp_path: Path, points: Path, verdict: Verdict, fault: str
+) -> None:
+    with MasterProcess(tmp_path) as master, driving(master) as (peer, lease):
+        (points / "master.append").write_text(fault)
+        refused = op(peer, lease, OPS + 1)
+        with verdict("I3"):
+            assert isinstance(refused, Failure)
+            assert (refused.code, refused.retry_after_ms > 0) == (ErrorCode.UNAVAILABLE, True)
+        with verdict("I5"), driving(master, "other", tenant="umbrella") as (other, theirs):
+            assert isinstance(op(other, theirs, OPS + 1), Accepted)
+        assert isinstance(op(peer, lease, OPS + 1), Accepted)
+        master.kill()
+        master.start()
+        with verdict("I1"):
+            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            assert isinstance(info, PolicyInfo)
+            assert info.next_seq == OPS + 2
+        with verdict("I6"):
+            assert "the journal refuses records" in master.log_text()
+            assert {"enospc": "No space left", "eio": "Input/output error"}[fault] in master.log_text()
+
+
+@pytest.mark.case(1, "the master is killed around the fsync of an op")
+@pytest.mark.parametrize(("point", "written"), [("master.append", 0), ("master.after_fsync_before_ack", 1)])
+def test_op_whose_acknowledgement_was_lost_with_the_master_is_there_once(
+    tmp_path: Path, points: Path, verdict: Verdict, point: str, written: int
+) -> None:
+    with MasterProcess(tmp_path) as master, driving(master) as (peer, lease):
+        (points / point).write_text("kill")
+        message, buffers = forward(lease, OPS + 1)
+        with pytest.raises(AssertionError, match="no answer"):
+            peer.ask(message, buffers, timeout_s=2)
+        with verdict("I6"):
+            assert (points / f"{point}.struck").exists()
+        master.kill()
+        master.start()
+        with verdict("I1"):
+            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            assert isinstance(info, PolicyInfo)
+            assert info.next_seq == OPS + 1 + written
+            assert isinstance(op(peer, lease, OPS + 1), Accepted)
+            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            assert isinstance(info, PolicyInfo)
+            assert info.next_seq == OPS + 2
+        with verdict("I3"):
+            assert isinstance(peer.ask(Ping()).message, Pong)
