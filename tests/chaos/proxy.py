@@ -44,8 +44,11 @@ class Proxy:
         host, _, port = upstream.removeprefix("tcp://").rpartition(":")
         self._upstream = host, int(port)
         self.faults = Faults()
+        self.heard = 0
         self.carried = 0
-        """Bytes that went through, both ways."""
+        """Bytes that came in, and of these those that went on, both ways."""
+        self.hung_up = 0
+        """How often an end hung up."""
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
@@ -124,6 +127,8 @@ class Proxy:
                     data = await reader.read(self.faults.slice_bytes or _READ)
                 except OSError:
                     data = b""
+                self.heard += len(data)
+                self.hung_up += not data
                 await queue.put((time.monotonic() + self.faults.latency_s, data))
 
         async def hand_on() -> None:
