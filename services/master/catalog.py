@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import PurePosixPath
 
 import blake3
@@ -34,6 +35,8 @@ _MAX_PATH = 400
 _MAX_SIDE = 4096
 _SHOWN_INSTRUCTIONS = 100
 _SHOWN = 1000
+_READS = 5
+"""Times that a new manifest is looked for before the set counts as faulty."""
 
 DatasetKey = tuple[str, str]
 """Tenant (empty: mounted) and name."""
@@ -148,9 +151,12 @@ class Catalog:
 
     def blobs(self, tenant: str, manifest: str) -> list[tuple[str, int]]:
         """Return the blobs of a set that was prepared for a tenant, whether or not a name still stands for it."""
+        for record in self._sets.get(tenant, {}).values():
+            if record.manifest == manifest:
+                return [*record.blobs]
         try:
             episodes = self._manifest(manifest).episodes
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, OSError) as error:
             self._outbox.log("error", "manifest_unreadable", tenant=tenant, manifest=manifest, reason=str(error))
             return []
         return [
@@ -252,10 +258,18 @@ class Catalog:
         if not answer.manifest:
             self._finish(record, msgspec.structs.replace(record, state="faulty", faults=answer.faults))
             return
+        self._read_prepared(record, answer, 1)
+
+    def _read_prepared(self, record: DatasetRecord, answer: DatasetPrepared, times: int) -> None:
+        """Read a new manifest; while the disk does not give it, look again later."""
         try:
             manifest = self._manifest(answer.manifest)
-        except (KeyError, ValueError) as error:
-            self._outbox.log("error", "manifest_unreadable", dataset=record.dataset, reason=str(error))
+        except (KeyError, ValueError, OSError) as error:
+            self._outbox.log("error", "manifest_unreadable", dataset=record.dataset, reason=str(error), times=times)
+            if isinstance(error, OSError) and times < _READS:
+                again = partial(self._read_prepared, record, answer, times + 1)
+                self._outbox.after(self._config.retry_s * times, again)
+                return
             fault = Fault(severity="error", where="service", what="its preparation was lost: push the data set again")
             self._finish(record, msgspec.structs.replace(record, state="faulty", faults=(fault,)))
             return

@@ -75,6 +75,7 @@ class Sources(Protocol):
 
         Raises:
             KeyError: if the journal has none.
+            OSError: if it cannot be read now.
         """
         ...
 
@@ -83,6 +84,7 @@ class Sources(Protocol):
 
         Raises:
             KeyError: if there is no such blob.
-            ValueError: if it is not a manifest.
+            ValueError: if it is not a manifest, or damaged.
+            OSError: if it cannot be read now.
         """
         ...

@@ -10,6 +10,7 @@ who goes for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from joynexus.wire import ErrorCode, Failure, failure
@@ -22,9 +23,11 @@ from services.master.outcomes import Outcomes
 from services.master.policy import Policy
 from services.master.roster import Roster
 from services.master.trainees import Trainee
-from services.master.trainers import Item, Items, Trainer, Waiter
+from services.master.trainers import Item, ItemKey, Items, Trainer, Waiter
 
 _PAGES_AT_ONCE = 8
+_READS = 5
+"""Times that an op's samples are looked for before it is refused."""
 
 
 class Dispatch:
@@ -32,6 +35,7 @@ class Dispatch:
 
     Args:
         payload: gives the inline samples of an op.
+        pause: has a policy left alone for some seconds.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Dispatch:
         outcomes: Outcomes,
         counters: Counters,
         payload: Callable[[Op], bytes],
+        pause: Callable[[Trainee, float], None],
     ) -> None:
         self._outbox = outbox
         self._config = config
@@ -49,6 +54,8 @@ class Dispatch:
         self._outcomes = outcomes
         self._counters = counters
         self._payload = payload
+        self._pause = pause
+        self._misses: Counter[ItemKey] = Counter()  # times that an op's samples could not be read
 
     def pump(self, trainer: Trainer) -> None:
         """Use a trainer's credit; one that leaves gets at once all that its policies need to move."""
@@ -103,7 +110,12 @@ class Dispatch:
             op = trainee.next_op()
             if op is None or (op.kills and taken) or not builder.fits(policy, op, trainee.estimate_s(op)):
                 break
-            problem = self._add(builder, policy, op)
+            try:
+                problem = self._add(builder, policy, op)
+            except OSError as error:
+                problem = self._unread(trainee, op, error)
+                if problem is None:
+                    break
             if problem is not None:
                 if op.done is not None or op.record.seq != policy.applied + 1:
                     break  # the master may answer it once everything before it is applied
@@ -127,7 +139,7 @@ class Dispatch:
         return taken
 
     def _add(self, builder: GroupBuilder, policy: Policy, op: Op) -> Failure | None:
-        """Add an op to a group, or say why it cannot be done."""
+        """Add an op to a group, or say why it cannot be done; OSError if its samples cannot be read now."""
         if op.done is None and op.record.kind == "load_state" and not op.record.blob:
             return failure(ErrorCode.NOT_FOUND, f"state '{op.record.state}' could not be saved, so it cannot be loaded")
         try:
@@ -135,7 +147,22 @@ class Dispatch:
         except KeyError as error:
             self._outbox.log("error", "payload_lost", policy=policy.name, seq=op.record.seq, reason=str(error))
             return failure(ErrorCode.INTERNAL, f"the samples of op {op.record.seq} are lost: see the master's log")
+        self._misses.pop((*policy.key, op.record.seq, False), None)
         return None
+
+    def _unread(self, trainee: Trainee, op: Op, error: OSError) -> Failure | None:
+        """An op's samples cannot be read: look again later, or at last say that it cannot be done."""
+        policy, seq = trainee.policy, op.record.seq
+        key = (*policy.key, seq, False)
+        self._misses[key] += 1
+        times = self._misses[key]
+        self._outbox.log("error", "payload_unread", policy=policy.name, seq=seq, reason=str(error), times=times)
+        if times < _READS or op.done is not None:  # what has a result already is never refused
+            self._pause(trainee, self._config.retry_s * min(times, _READS))
+            return None
+        del self._misses[key]
+        sentence = f"the samples of op {seq} cannot be read back: see the master's log, and send them again"
+        return failure(ErrorCode.INTERNAL, sentence)
 
     def _add_checkpoint(self, trainee: Trainee, builder: GroupBuilder, items: Items) -> None:
         trainee.sending_checkpoint()

@@ -64,7 +64,7 @@ class Training:
         self._roster = roster
         self._outcomes = outcomes
         self._counters = counters
-        self._dispatch = Dispatch(outbox, config, roster, outcomes, counters, payload)
+        self._dispatch = Dispatch(outbox, config, roster, outcomes, counters, payload, self._pause)
         self._trainees: dict[PolicyKey, Trainee] = {}
         self._trainers: dict[str, Trainer] = {}  # by worker name
         self._homeless: dict[str, OrderedDict[PolicyKey, Trainee]] = {}  # by backbone
