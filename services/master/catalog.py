@@ -93,6 +93,10 @@ class Catalog:
             )
 
         def saved() -> None:
+            meanwhile = self._sets[tenant].get(name)
+            if meanwhile is not known and meanwhile is not None and meanwhile.content == content:
+                self._outbox.answer(asked, self._info(meanwhile))  # pushed twice before it was on disk
+                return
             self._put(record)
             self._outbox.answer(asked, self._info(record))
             if record.state == "checking":

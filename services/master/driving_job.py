@@ -83,6 +83,7 @@ class DrivingJob(Job):
         """Go on where it was parked, as if no step had been vetoed."""
         if not self.parked:
             super().resume()
+            return
         policy = self.tools.policies.get(self.tenant, self.policy_name)
         self._vetoes = 0
         self.change(state="running", error=None, resumed=policy.applied + 1 - self._first_step)

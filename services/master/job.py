@@ -131,15 +131,21 @@ class Job(ABC):
         if not self.ended:
             self._end("cancelled")
 
+    @property
+    def resumed(self) -> bool:
+        """It was parked, and was resumed."""
+        return bool(self.record.resumed)
+
     def resume(self) -> None:
-        """Go on where it was parked.
+        """Go on where it was parked; one that was resumed is asked again, which is fine, also if it has ended since.
 
         Raises:
-            JoyNexusError: `CONFLICT`: it is not parked.
+            JoyNexusError: `CONFLICT`: it was not parked.
         """
-        raise refuse(
-            ErrorCode.CONFLICT, f"job '{self.id}' is {self.info(brief=True).state}: only a parked job is resumed"
-        )
+        if not self.resumed:
+            raise refuse(
+                ErrorCode.CONFLICT, f"job '{self.id}' is {self.info(brief=True).state}: only a parked job is resumed"
+            )
 
     def version_settled(self, version: int, error: Failure | None) -> None:
         """Inference has applied or refused a version of the policy that it drives, or is not there any more."""

@@ -34,6 +34,12 @@ class PipelineJob(Job):
         stage = self._stage()
         return not self.ended and stage is not None and stage.parked
 
+    @property
+    def resumed(self) -> bool:
+        """The stage that runs was parked, and was resumed."""
+        stage = self._stage()
+        return stage is not None and stage.resumed
+
     def resume(self) -> None:
         """Have the stage that is parked go on."""
         stage = self._stage()

@@ -34,7 +34,10 @@ class CancelJob(Wire, frozen=True, kw_only=True):
 
 
 class ResumeJob(Wire, frozen=True, kw_only=True):
-    """Have a parked job go on where it stopped. Answer: `JobInfo`; `CONFLICT` if it is not parked."""
+    """Have a parked job go on where it stopped. Answer: `JobInfo`; `CONFLICT` if it was not parked.
+
+    Asking again is answered alike, also when it has ended meanwhile.
+    """
 
     job: str
 
