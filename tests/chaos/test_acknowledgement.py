@@ -14,8 +14,10 @@ from joynexus.wire.front import Accepted, AcquireLease, CreatePolicy, GetPolicy,
 from tests.chaos.verdict import Verdict
 from tests.process.master_process import MasterProcess, Peer
 from tests.process.test_master import SPEC, forward
+from tests.waiting import until
 
 OPS = 3
+TTL_MS = 5000
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def driving(master: MasterProcess, name: str = "laptop", tenant: str = "acme") -
     """A tenant that drives a policy, with some ops behind it."""
     with master.tenant(name, tenant=tenant) as peer:
         assert isinstance(peer.ask(CreatePolicy(policy="p", spec=SPEC)).message, PolicyInfo)
-        lease = peer.ask(AcquireLease(policy="p", holder="h")).message
+        lease = peer.ask(AcquireLease(policy="p", holder=name, ttl_ms=TTL_MS)).message
         assert isinstance(lease, Lease)
         for seq in range(1, OPS + 1):
             assert isinstance(op(peer, lease.lease, seq), Accepted)
@@ -94,3 +96,26 @@ def test_op_whose_acknowledgement_was_lost_with_the_master_is_there_once(
             assert info.next_seq == OPS + 2
         with verdict("I3"):
             assert isinstance(peer.ask(Ping()).message, Pong)
+
+
+@pytest.mark.case(5, "a tenant's client is killed in its loop")
+def test_policy_of_a_killed_client_goes_to_the_next_one_after_its_silence_with_every_op(
+    tmp_path: Path, verdict: Verdict
+) -> None:
+    with MasterProcess(tmp_path) as master:
+        with driving(master) as (_, old):
+            pass  # the connection goes, and nobody gave the lease back
+        with master.tenant("another-laptop") as peer:
+            ask = AcquireLease(policy="p", holder="another-laptop", ttl_ms=TTL_MS)
+            refused = peer.ask(ask).message
+            with verdict("I3"):
+                assert isinstance(refused, Failure)
+                assert refused.code is ErrorCode.CONFLICT
+                until(lambda: isinstance(peer.ask(ask).message, Lease), seconds=30)
+            with verdict("I1"):
+                lease = peer.ask(ask).message
+                assert isinstance(lease, Lease)
+                assert lease.next_seq == OPS + 1
+                late = op(peer, old, OPS + 1)
+                assert isinstance(late, Failure)
+                assert isinstance(op(peer, lease.lease, OPS + 1), Accepted)
