@@ -46,6 +46,9 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[Buffer, ...] = ()
 
 
+_SHOWN = 200
+"""Characters of a decoder's complaint that are shown of its beginning, and of its end, where it says in which field."""
+
 _encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _body_decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {
@@ -92,7 +95,7 @@ def decode_header(frames: Sequence[Buffer]) -> Header:
     try:
         header = _header_decoder.decode(frames[1])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"the header cannot be read: {error}") from error
+        raise WireError(f"the header cannot be read: {_brief(error)}") from error
     if len(header.id) > 64 or len(header.re) > 64:
         raise WireError("message ids have at most 64 characters")
     if len(header.sizes) != len(frames) - 3:
@@ -115,8 +118,14 @@ def decode_body(header: Header, body: Buffer) -> Message:
     try:
         message: Message = decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"the body of {header.kind!r} cannot be read: {error}") from error
+        raise WireError(f"the body of {header.kind!r} cannot be read: {_brief(error)}") from error
     return message
+
+
+def _brief(error: Exception) -> str:
+    """Say what is wrong without all of the value that is wrong, which may be as large as a message."""
+    text = str(error)
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
 
 
 def decode(frames: Sequence[Buffer]) -> Packet:
