@@ -17,6 +17,8 @@ Time is defined as in `benchmarks.simulate`, and given in the table's seconds:
 - *metered*: the share of busy device seconds that the service charged.
 - *utilisation*: busy / allocated, of the devices of one role.
 
+Processes start all through a run, so nobody may change the sources meanwhile.
+
 Alone, a tenant's trainer divides every batch over all training devices that it holds, as frameworks do; in the service
 a policy trains on one. A tenant with two devices of its own acts and trains on one of them in turn.
 """
@@ -257,16 +259,18 @@ def _against(way: Way, outcomes: Sequence[Outcome], base: Way, of_base: Sequence
 
 def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=0, help="how often each way is run (3; quick: 1)")
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds of the table in a real one (6; quick: 20)")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds of the table in a real one (6; quick: 24)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _report.arguments("device_time", "Four tenants on devices that wait, by real roles.", argv, _more)
     quick = options.quick
-    runs, pace = options.runs or (1 if quick else 3), options.pace or (20.0 if quick else 6.0)
+    runs, pace = options.runs or (1 if quick else 3), options.pace or (24.0 if quick else 6.0)
     times = _times.load()
     jobs = make_jobs(times, WHOLE, updates=1 if quick else 2, rollout_epochs=1)
     ways = [BASE, Way("together", reuse=True)] if quick else list(WAYS)
+    flags = f" --runs {runs} --pace {pace:g}"
+    size: _report.Row = {"table": "Size", "pace": pace, **jobs.counts, "data set": jobs.dataset_steps}
     found: defaultdict[Way, list[Outcome]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="jnx-bench") as folder:
         data = Path(folder) / "data"
@@ -276,9 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found[way].append(measure(way, jobs, data, pace))
                 outcome = found[way][-1]
                 print(f"{way}: {outcome.allocated_s / 3600:.2f} device-h in {outcome.real_s:.0f} s", file=sys.stderr)
-    size: _report.Row = {"table": "Size", "pace": pace, **jobs.counts, "data set": jobs.dataset_steps}
-    flags = f" --runs {runs} --pace {pace:g}"
-    _report.write("device_time", options, [size, *tables(jobs, found)], flags=flags)
+            _report.write("device_time", options, [size, *tables(jobs, found)], flags=flags)  # a later run may fail
     return 0
 
 
