@@ -102,7 +102,7 @@ class ManiSkillExpert:
             return np.zeros((len(questions), 1, contract.action_dim), np.float32)
 
         results = run_episodes(self._pool, act, seeds, episode_limit=contract.episode_limit, attempts=1)
-        return [_recording(r.seed, seen[r.seed] if r.success else [], contract.state_dim) for r in results]
+        return [_recording(r.seed, seen[r.seed] if r.success else [], contract) for r in results]
 
     def __enter__(self) -> Self:
         return self
@@ -113,10 +113,11 @@ class ManiSkillExpert:
         self._pool.close()
 
 
-def _recording(seed: int, seen: list[SimObservation], state_dim: int) -> Recording:
-    numbers = np.array([observation.state for observation in seen], np.float32).reshape(len(seen), -1)
+def _recording(seed: int, seen: list[SimObservation], contract: Contract) -> Recording:
+    size, width = contract.state_dim, contract.state_dim + contract.action_dim
+    numbers = np.array([observation.state for observation in seen], np.float32).reshape(-1, width)
     images = tuple(zip(*(observation.images for observation in seen), strict=True))
-    return Recording(seed, bool(seen), numbers[:, :state_dim], numbers[:, state_dim:], images)
+    return Recording(seed, bool(seen), numbers[:, :size], numbers[:, size:], images)
 
 
 def make_planned(task: str, options: SimulatorOptions) -> Planned:
