@@ -95,6 +95,18 @@ def test_a_job_whose_maker_ends_early_goes_on_by_itself(world: World) -> None:
     assert spec(world).chunk == 1
 
 
+def test_a_job_that_waited_in_vain_is_refused_what_the_policy_that_it_would_make_cannot_do(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    submit(world, sft(create=SftPolicy(chunk=8)), key="make")
+    job = submit(world, rl(updates=1, execute=4), key="improve")
+    world.ask(CancelJob(job="sft-1"), JobInfo)
+    cluster.run()
+    failed = info(world, job.job)
+    assert (failed.state, failed.message) == ("failed", "execute is 4, but policy 'p' predicts chunks of 1")
+    assert world.refused(GetPolicy(policy="p")).code is ErrorCode.NOT_FOUND
+
+
 def test_a_job_with_a_recipe_of_its_own_does_not_wait_for_others(world: World, cluster: Cluster) -> None:
     push(world)
     submit(world, sft(steps=5, create=TINY), key="make")
