@@ -26,6 +26,7 @@ from joynexus.simulation.protocol import (
     MakeFailed,
     Outcome,
     Outcomes,
+    Reply,
     Request,
     Reset,
     Step,
@@ -250,15 +251,22 @@ class SimulatorPool:
         if not making:
             return
         make_by = max(process.make_by for process in making)
-        replies = receive(making, max(0.0, make_by - time.monotonic()))
+
+        def collect(waiting: list[WorkerProcess]) -> dict[WorkerProcess, Reply | str]:
+            replies = receive(waiting, max(0.0, make_by - time.monotonic()))
+            for process, reply in replies.items():
+                if isinstance(reply, Made):
+                    process.is_made(reply)
+            return replies
+
+        replies = collect(making)
         died = [process for process, reply in replies.items() if reply == DEAD]
         for process in died:  # maybe with who forked it, which is no fault of its own: once more, in what time is left
             process.replace()
-        replies |= receive(died, max(0.0, make_by - time.monotonic()))
+        replies |= {process: reply for process, reply in collect(died).items() if reply is not TIMEOUT}
         problem: Exception | None = None
         for process, reply in replies.items():
             if isinstance(reply, Made):
-                process.is_made(reply)
                 continue
             if isinstance(reply, MakeFailed):
                 reason = reply.reason

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from joynexus.simulation import nursery, process
+from joynexus.simulation import pool as pools
 from joynexus.simulation.interface import SimObservation, SimulatorError, StepResult
 from joynexus.simulation.pool import Deadlines, Lost, SimulatorPool
-from joynexus.simulation.process import Recycling
+from joynexus.simulation.process import DEAD, TIMEOUT, Recycling, WorkerProcess
+from joynexus.simulation.protocol import Reply
 from services.env.simulators.registry import open_pool
 from tests.unit.env import fakes
 
@@ -163,6 +165,35 @@ def test_who_forks_workers_may_die_while_they_make_their_simulators(tmp_path: Pa
         assert len(early) < 2
         assert all(isinstance(each, SimObservation) for each in pool.reset(dict.fromkeys(early, 3)).values())
     assert (tmp_path / "died").exists()
+
+
+def test_who_is_made_stays_so_when_another_one_cannot_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(processes: Sequence[WorkerProcess], seconds: float) -> dict[WorkerProcess, Reply | str]:
+        return {
+            each: DEAD if each.pid == dies else reply for each, reply in process.receive(processes, seconds).items()
+        }
+
+    def full(*args: object) -> None:
+        raise SimulatorError("no process can be started for a simulator: no memory")
+
+    with counting(rows=2, processes=2) as pool:
+        dies = pool.pids[1]
+        with monkeypatch.context() as disturbed:
+            disturbed.setattr(pools, "receive", receive)
+            disturbed.setattr(process, "start_worker", full)
+            with pytest.raises(SimulatorError, match="no memory"):
+                pool.reset({0: 1, 1: 2})
+        monkeypatch.setattr(pools, "receive", lambda waiting, seconds: pytest.fail("it has said what it is"))
+        assert pool.instruction == "count"
+
+
+def test_who_dies_being_made_is_said_to_have_died_though_time_runs_out_on_the_second_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = iter((DEAD, TIMEOUT))
+    monkeypatch.setattr(pools, "receive", lambda waiting, seconds: dict.fromkeys(waiting, next(said)))
+    with counting(rows=1, processes=1) as pool, pytest.raises(SimulatorError, match="its process died"):
+        pool.reset({0: 1})
 
 
 def test_a_pool_closes_also_when_no_process_can_be_started_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
