@@ -22,6 +22,8 @@ from pathlib import Path
 VARIABLE = "JOYNEXUS_FAILPOINTS"
 
 NAMES = (
+    "master.let_in",
+    "master.look_around",
     "master.append",
     "master.after_fsync_before_ack",
     "master.applied_before_reply",

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 EXIT_WEDGED = 124
 """Exit code of a process that its watchdog ended."""
 
+_LATE_S = 1.0
+"""A watchdog that looks so much later than it meant to was itself held up."""
+
 
 class _Phase:
     def __init__(self, name: str, deadline_s: float, now: float) -> None:
@@ -164,7 +167,13 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _run(self) -> None:
+        clock = self._progress._clock
+        looked = clock()
         while not self._stop.wait(self._period_s):
+            late = clock() - looked > self._period_s + _LATE_S
+            looked = clock()
+            if late:  # the whole process stood still (SIGSTOP, a busy host): its work gets a period to move on
+                continue
             if self._native:
                 # Runs out only if this loop cannot run for so long.
                 faulthandler.dump_traceback_later(30.0 + self._progress.longest_deadline_s(), exit=True)

@@ -50,6 +50,7 @@ class MasterSettings(RoleSettings):
         back_control, back_bulk: where workers are listened to.
         beat_ms: how often a worker beats.
         silent_s: a worker that was silent for so long is declared dead.
+        stall_s: a master whose loop stands still for so long ends itself (exit code 124), to be started again.
         batch_rows: an inference group is sent as soon as it has so many rows.
         batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected; less
             where sharing a forward saves less time than that.
@@ -67,6 +68,7 @@ class MasterSettings(RoleSettings):
     back_bulk: str = "tcp://127.0.0.1:5713"
     beat_ms: int = Field(1000, ge=50)
     silent_s: float = Field(6.0, gt=0)
+    stall_s: float = Field(20.0, ge=2)
     batch_rows: int = Field(8, ge=1)
     batch_wait_ms: float = Field(50.0, ge=0)
     max_inflight_ops: int = Field(64, ge=1)

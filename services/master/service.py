@@ -26,6 +26,7 @@ from common.descriptors import Doorkeeper, most_silent, raise_limit
 from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
+from common.progress import Progress, Watchdog
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import Authenticator
@@ -52,8 +53,11 @@ log = get_logger(__name__)
 EXIT_THREAD = 70
 """Exit code when a thread of the master failed."""
 
-LIMITS_S = 1.0
-"""The operator's limits are looked at so often."""
+LOOK_S = 1.0
+"""The operator's limits, and the thread that lets peers in, are looked at so often."""
+
+CLOSE_S = 30.0
+"""An orderly end that takes longer hangs."""
 
 AT_ONCE = 32
 """Messages taken from one socket before the other gets its turn, the journal its records, and inference its groups."""
@@ -81,7 +85,10 @@ class MasterService:
         self._guard = Guard(self._core)
         self._registry = KeyRegistry(settings.keys_dir / "registry.json")
         self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
-        self._limits_at = 0.0
+        self._look_at = 0.0
+        self._progress = Progress()
+        self._watchdog = Watchdog(self._progress)
+        self._stall_s = settings.stall_s
         self._context: Context = zmq.Context()
         self._authenticator = Authenticator(self._context, self._registry)
         self._wakeup = Wakeup()
@@ -113,7 +120,20 @@ class MasterService:
         )
 
     def run(self) -> None:
-        """Serve until `stop`; then write what waits, answer it, and return."""
+        """Serve until `stop`; then write what waits, answer it, and return. A loop that hangs ends the process."""
+        self._watchdog.start()
+        with self._progress.phase("serving", deadline_s=self._stall_s):
+            self._serve()
+        with self._progress.phase("closing", deadline_s=CLOSE_S):
+            self._close()
+        self._watchdog.stop()
+
+    def stop(self) -> None:
+        """End `run`; safe from signal handlers and other threads."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def _serve(self) -> None:
         # The default of 5 ms would let the journal's thread hold up every message for so long.
         sys.setswitchinterval(0.0005)
         self._committer.start()
@@ -128,19 +148,14 @@ class MasterService:
         for opened in self._sockets.values():
             poller.register(opened, zmq.POLLIN)
         while not self._stopping:
-            self._look_at_limits()
+            self._progress.advance()
+            self._look_around()
             self._tell(Tick())
             self._flush()
             ready = dict(poller.poll(self._timeout_ms()))
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()
             self._turn()
-        self._close()
-
-    def stop(self) -> None:
-        """End `run`; safe from signal handlers and other threads."""
-        self._stopping = True
-        self._wakeup.set()
 
     def _turn(self) -> None:
         self._take_inbox()
@@ -154,11 +169,15 @@ class MasterService:
                         self._oplog.came(event, _now())
                     self._tell(event)
 
-    def _look_at_limits(self) -> None:
-        """Tell the core of a change of the tenants' limits; while the file is damaged, the old ones hold."""
-        if _now() < self._limits_at:
+    def _look_around(self) -> None:
+        """See whether peers are still let in, and tell the core of a change of limits (a damaged file changes none)."""
+        if _now() < self._look_at:
             return
-        self._limits_at = _now() + LIMITS_S
+        self._look_at = _now() + LOOK_S
+        failpoint("master.look_around")
+        if not self._authenticator.alive:
+            log.critical("the thread that lets peers in has ended")
+            _give_up()
         try:
             limits = self._limits.changed()
         except ValueError as error:

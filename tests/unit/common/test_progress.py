@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from common.progress import EXIT_WEDGED, Progress, Watchdog
 
@@ -101,3 +102,33 @@ def test_watchdog_ends_a_wedged_process() -> None:
         assert ended.wait(10)
     watchdog.stop()
     assert codes == [EXIT_WEDGED]
+
+
+class Waits:
+    """In place of a watchdog's event: time passes as it is told, with something done meanwhile; then it is stopped."""
+
+    def __init__(self, clock: Clock, *steps: tuple[float, Callable[[], None]]) -> None:
+        self._clock, self._steps = clock, iter(steps)
+
+    def wait(self, _period_s: float) -> bool:
+        step = next(self._steps, None)
+        if step is not None:
+            self._clock.now += step[0]
+            step[1]()
+        return step is None
+
+
+def test_a_process_that_stood_still_as_a_whole_is_not_taken_for_wedged() -> None:
+    def looks(*steps: tuple[float, Callable[[], None]]) -> list[int]:
+        codes: list[int] = []
+        watchdog = Watchdog(progress, exit=codes.append, native=False)
+        watchdog._stop = Waits(clock, *steps)  # type: ignore[assignment]
+        watchdog._run()
+        return codes
+
+    clock = Clock()
+    progress = Progress(clock=clock)
+    with progress.phase("serving", deadline_s=5):
+        stopped = (60.0, lambda: None)
+        assert looks(stopped, (0.5, progress.advance), (0.5, lambda: None)) == []
+        assert looks(stopped, (0.5, lambda: None)) == [EXIT_WEDGED], "but then it has to move on"
