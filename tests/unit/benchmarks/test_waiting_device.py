@@ -20,10 +20,13 @@ from benchmarks._waiting_device import (
     waiting_forward,
 )
 from benchmarks._waiting_jobs import TENANTS, make_jobs, spec_of
+from benchmarks._waiting_roles import charge_devices_alone
+from joynexus.simulation import work
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import GrpoSpec, RlSpec
 from joynexus.vla.feature import Observation
 from joynexus.vla.feature_memory import FeatureMemory
+from joynexus.wire.back import DescribeSimulator
 
 TIMES = _times.load()
 PACE = 100.0
@@ -104,6 +107,15 @@ def test_episodes_end_at_their_limit_and_no_two_moments_look_alike() -> None:
         assert [result.done for result in results.values()] == [chunk == 1] * 2
     assert len(set(seen)) == len(seen)
     assert rows.cpu_s() == pytest.approx(held.busy_s) == pytest.approx(2 * TIMES.simulate("libero", 2, 8) / PACE)
+
+
+def test_an_env_service_is_charged_for_its_devices_time_and_not_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "time", time)  # comes back afterwards
+    charge_devices_alone()
+    held, described = device(), DescribeSimulator(task="t", attempt=1, tenant="a", env="libero/task", warmup_episodes=4)
+    answer = work.describe_simulator(described, pool(held), software={})
+    assert answer.statistics is not None
+    assert answer.busy_s == held.busy_s == 0.0  # a warm-up draws nothing, which takes no device's time
 
 
 def test_the_same_seeds_and_actions_give_the_same_episode() -> None:
