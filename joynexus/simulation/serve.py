@@ -55,7 +55,7 @@ RESULT_S = 600.0
 """How long a result waits for a master that is away."""
 GOODBYE_S = 3.0
 RECYCLING = Recycling(episodes=1000, memory_mib=1024, handles=64)
-"""When a worker process is replaced between two pages; an environment that does not leak is made anew now and then."""
+"""When a worker process is replaced while no episode runs in it; an environment that does not leak is made anew now and then."""
 _GONE = frozenset({ErrorCode.STALE, ErrorCode.NOT_REGISTERED})
 
 Work = Rollout | DescribeSimulator
@@ -77,7 +77,7 @@ class Serving(NamedTuple):
         environments: in each process; they ask the policy together.
         instruction: task text in place of the environment's own.
         deadlines: for each call of an environment.
-        recycling: when a worker process is replaced, between two of its episodes.
+        recycling: when a worker process is replaced, while no episode runs in it.
     """
 
     target: str
