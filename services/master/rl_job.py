@@ -106,7 +106,7 @@ class RlJob(DrivingJob):
         if self._comes_later(policy, spec.create):
             return
         if policy is None or to_be_created(policy, spec.create):
-            check_execute(spec.execute, spec.create.chunk, spec.policy)  # another job was to make it
+            check_execute(spec.execute, spec.create.chunk, spec.policy)  # as it was not known before
             warm_up = 0 if spec.create.normalization == "none" else spec.warmup_episodes
             described = self._describe_simulator(spec.create.cameras, warm_up)
             if described is not None:
