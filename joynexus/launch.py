@@ -1,7 +1,8 @@
 """`joynexus up` and `down`: a cluster of local processes in one folder.
 
 In: options. Out: keys, addresses and a plan in the folder; a health process that starts the roles and looks after
-them; the wait until they work. Never: a second cluster in the same folder, or a half-started one left behind.
+them; the wait until they work. Never: a second cluster in the same folder, a half-started one left behind, or one that
+ran already taken down because it could not be completed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def up(folder: Path, options: Options, say: Callable[[str], None] = lambda _: No
         say: called with a line on what is going on whenever that changes.
 
     Raises:
-        ValueError: if it runs already, or could not be started; nothing is left running then.
+        ValueError: if it runs already, or could not be started; nothing is left running then. If roles were taken over
+            and others are missing, what ran goes on, and health goes on trying to start the others.
     """
     cluster = LocalCluster(folder)
     if pid := cluster.running("health"):
@@ -73,11 +75,14 @@ def up(folder: Path, options: Options, say: Callable[[str], None] = lambda _: No
         make_keys(cluster, addresses)
         cluster.save_plan(make_plan(cluster, addresses, options, root))
     cluster.health_file.unlink(missing_ok=True)
-    health = _start_health(cluster, root, options)
+    health = start_health(cluster, root, options.log_level)
     try:
         _wait_until_up(cluster, health, options.timeout_s, say)
-    except BaseException:
-        down(cluster.folder)
+    except BaseException as error:
+        if not orphans:
+            down(cluster.folder)
+        elif isinstance(error, ValueError):
+            raise ValueError(f"{error}; {_left(cluster, orphans)}, `joynexus down` ends everything") from error
         raise
     return cluster
 
@@ -201,13 +206,14 @@ def reproducible_kernels() -> str:
     return "AVX512,STRICT" if wide else "AVX2,STRICT"
 
 
-def _start_health(cluster: LocalCluster, root: Path, options: Options) -> subprocess.Popen[bytes]:
+def start_health(cluster: LocalCluster, root: Path, log_level: str) -> subprocess.Popen[bytes]:
+    """Start a health process; it adopts the roles that run, and starts the others."""
     env = {
         **os.environ,
         "JOYNEXUS_CLUSTER_DIR": str(cluster.folder),
         "JOYNEXUS_CLUSTER_FILE": str(cluster.keys / "health" / "client.toml"),
         "JOYNEXUS_CACHE_DIR": str(cluster.folder / "cache"),
-        "JOYNEXUS_LOG_LEVEL": options.log_level,
+        "JOYNEXUS_LOG_LEVEL": log_level,
     }
     with cluster.log_file("health").open("ab") as output:
         return subprocess.Popen(
@@ -242,13 +248,25 @@ def _wait_until_up(
             if all(instance.state == "running" for instance in report.instances):
                 break
         if time.monotonic() > deadline:
-            where = f"see the logs in {cluster.run}"
-            raise ValueError(f"not everything was up within {timeout_s:g} s ({said or 'health said nothing'}): {where}")
+            missing = "health said nothing" if report is None else _missing(report)
+            raise ValueError(f"not up within {timeout_s:g} s: {missing} (see the logs in {cluster.run})")
         time.sleep(0.05)
     try:
         connect(cluster.client_file).close()
     except JoyNexusError as error:
         raise ValueError(str(error)) from error
+
+
+def _missing(report: HealthReport) -> str:
+    missing = [instance for instance in report.instances if instance.state != "running"]
+    return ", ".join(f"{i.name} ({i.state}{': ' * bool(i.reason)}{i.reason})" for i in missing)
+
+
+def _left(cluster: LocalCluster, before: Iterable[str]) -> str:
+    """Say what goes on of a cluster that was taken over."""
+    running = cluster.all_running()
+    left = ", ".join(name for name in before if name in running) or "nothing"
+    return f"what ran before goes on ({left}){', looked after by health' if 'health' in running else ''}"
 
 
 def _line(report: HealthReport) -> str:

@@ -148,10 +148,18 @@ class LocalCluster:
         (self.run / f"{name}.pid").unlink(missing_ok=True)
 
     def stop(self, names: list[str], *, grace_s: float) -> list[str]:
-        """End instances: SIGTERM to all, SIGKILL to those that are still there after `grace_s`.
+        """End instances for good, and forget them; arguments and result are those of `end`."""
+        killed = self.end(names, grace_s=grace_s)
+        for name in names:
+            if not self.running(name):
+                self.forget(name)
+        return killed
+
+    def end(self, names: list[str], *, grace_s: float, by: signal.Signals = signal.SIGTERM) -> list[str]:
+        """End processes: a signal to all, SIGKILL to those that are still there after `grace_s`.
 
         Returns:
-            The names that had to be killed.
+            The names that had to be killed. Their pid files stay: whoever starts them again may have written new ones.
         """
         pids = {name: pid for name in names if (pid := self.running(name))}
         handles: dict[str, int] = {}
@@ -164,7 +172,7 @@ class LocalCluster:
                     continue
                 if self.running(name) == pid:  # still the same process, now that the handle holds it
                     with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(handles[name], signal.SIGTERM)
+                        signal.pidfd_send_signal(handles[name], by)
             deadline = time.monotonic() + grace_s
             for name, handle in handles.items():
                 if not wait_gone(handle, deadline - time.monotonic()):
@@ -175,9 +183,6 @@ class LocalCluster:
         finally:
             for handle in handles.values():
                 os.close(handle)
-        for name in names:
-            if not self.running(name):
-                self.forget(name)
         return killed
 
 

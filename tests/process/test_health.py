@@ -165,6 +165,38 @@ def test_role_that_cannot_start_is_a_crash_loop_with_its_own_reason(cluster: Clu
     assert cluster.report()["trainer"].state == "running"
 
 
+def test_up_that_cannot_complete_a_running_cluster_leaves_it_running_and_says_what_is_missing(cluster: Cluster) -> None:
+    health = cluster.start_health()
+    cluster.until(cluster.running)
+    health.kill()
+    health.wait()
+    before = cluster.local.all_running()
+    cluster.program("env", BROKEN)
+    cluster.known.discard("env")
+    os.kill(before["env"], signal.SIGKILL)
+    cluster.until(lambda: not cluster.local.running("env"))
+    with pytest.raises(ValueError, match=r"env cannot be started: .*no such renderer.* goes on \(master, trainer\)"):
+        launch.up(cluster.local.folder, launch.Options(timeout_s=60))
+    after = cluster.local.all_running()
+    assert (after["master"], after["trainer"]) == (before["master"], before["trainer"])
+    assert "health" in after, "and it goes on trying"
+    cluster.program("env", SLEEPER)
+    cluster.known.add("env")
+    cluster.until(cluster.running, 60)
+
+
+def test_up_that_waits_in_vain_for_a_role_it_took_over_ends_nobody(cluster: Cluster) -> None:
+    health = cluster.start_health()
+    cluster.until(cluster.running)
+    health.kill()
+    health.wait()
+    before = cluster.local.all_running()
+    cluster.known.discard("env")
+    with pytest.raises(ValueError, match=r"not up within 15 s: env \(starting\).* goes on \(env, master, trainer\)"):
+        launch.up(cluster.local.folder, launch.Options(timeout_s=15))
+    assert {name: pid for name, pid in cluster.local.all_running().items() if name != "health"} == before
+
+
 def test_down_ends_everything_also_when_health_is_gone(cluster: Cluster) -> None:
     health = cluster.start_health()
     cluster.until(cluster.running)
