@@ -27,6 +27,9 @@ WINDOW = 4
 TIMEOUT_S = 60.0
 """For each chunk."""
 
+_KNOWN = 100_000
+"""Blobs known to be whole, before all of them are verified again."""
+
 PUSHES = 8
 """How often an upload is begun again before it is given up."""
 
@@ -60,21 +63,29 @@ class BlobAccess:
         self._cache_folder = cache
         self._budget = cache_budget_bytes
         self._lock = threading.Lock()  # two threads that want one blob fetch it once
+        self._whole: dict[str, tuple[int, int, int]] = {}  # digest -> the file that was found to hold it
 
     def fetch(self, digest: str) -> Path:
-        """Return a file with the blob's content, to be read only.
+        """Return a file with the blob's content, to be read only; its hash was checked since the file last changed.
 
         Raises:
-            JoyNexusError: if the master does not have it, or does not answer.
+            JoyNexusError: `BAD_DATA` if it is damaged; if the master does not have it, or does not answer.
             ValueError: if `digest` is none.
         """
         if self._shared is not None and self._shared.has(digest):
-            return self._shared.path(digest)
+            path = self._shared.path(digest)
+            if not self._is_whole(path, digest):
+                sentence = f"blob {digest} is damaged on the shared disk: restore it, or remove it and push it again"
+                raise JoyNexusError(failure(ErrorCode.BAD_DATA, sentence))
+            return path
         with self._lock:
+            if self._cache.has(digest) and not self._is_whole(self._cache.path(digest), digest):
+                self._cache.delete(digest)
             if not self._cache.has(digest):
                 self._pull(digest)
             path = self._cache.path(digest)
             path.touch()
+            self._whole[digest] = _file(path)
             return path
 
     def read(self, digest: str) -> bytes:
@@ -118,6 +129,20 @@ class BlobAccess:
         if move:
             path.unlink()
         return digest, nbytes
+
+    def _is_whole(self, path: Path, digest: str) -> bool:
+        """Tell whether a file holds what its name says; it is read only if it is not the one that was read before."""
+        file = _file(path)
+        if self._whole.get(digest) == file:
+            return True
+        if digest_file(path) != digest:
+            self._whole.pop(digest, None)
+            return False
+        self._progress.advance()
+        if len(self._whole) >= _KNOWN:
+            self._whole.clear()
+        self._whole[digest] = file
+        return True
 
     def _pull(self, digest: str) -> None:
         """Fetch a blob into the cache."""
@@ -194,6 +219,12 @@ class BlobAccess:
                 return
             self._cache.delete(name)
             total -= status.st_size
+
+
+def _file(path: Path) -> tuple[int, int, int]:
+    """Return what is another after a file has changed or was replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Part(Protocol):
