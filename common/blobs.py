@@ -39,6 +39,7 @@ class BlobStore:
         self._partial = root / "partial"
         self._partial.mkdir(parents=True, exist_ok=True)
         self._announced: dict[str, int] = {}  # digest -> bytes, of the uploads begun in this process
+        self._stale: dict[str, int] = {}  # partial files that the last sweep found old, with their stamps
 
     # Whole blobs
 
@@ -114,16 +115,28 @@ class BlobStore:
             file.seek(offset)
             return file.read(length)
 
-    def delete(self, digest: str, *, untouched_s: float = 0.0) -> bool:
-        """Remove a blob that nobody stored or touched for so long; return whether that was done."""
+    def stamp(self, digest: str) -> int | None:
+        """Return what changes whenever somebody stores or touches the blob; None if it is not here.
+
+        It is no time: clocks jump.
+        """
+        try:
+            return self._place(digest).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def delete(self, digest: str, *, stamp: int | None = None) -> bool:
+        """Remove a blob, unless somebody stored or touched it since `stamp` was taken; return whether that was done."""
         place = self._place(digest)
+        if stamp is not None and self.stamp(digest) != stamp:
+            return False
         doomed = self._partial / f"gone-{uuid.uuid4().hex}"
         try:
             # Away first: whoever stores it from now on writes it anew, and whoever touched it before is seen below.
             place.rename(doomed)
         except FileNotFoundError:
             return False
-        if untouched_s and doomed.stat().st_mtime > time.time() - untouched_s:
+        if stamp is not None and doomed.stat().st_mtime_ns != stamp:
             doomed.replace(place)
             return False
         doomed.unlink()
@@ -209,13 +222,19 @@ class BlobStore:
                 raise
         return max(there, offset + len(data))
 
-    def finish(self, digest: str) -> None:
+    def finish(self, digest: str, *, into: BlobStore | None = None) -> None:
         """Verify an upload and give it its name, durably.
+
+        Args:
+            digest: of the upload.
+            into: another store on this file system, to have the blob there instead; other threads may use both.
 
         Raises:
             ValueError: if bytes are missing, or the content has another hash (the upload is removed then).
         """
-        if self.has(digest):
+        store = self if into is None else into
+        if store is self and self.has(digest):
+            self.abandon(digest)
             return
         upload = self._upload(digest)
         there = upload.stat().st_size if upload.exists() else 0
@@ -227,26 +246,48 @@ class BlobStore:
         if nbytes == 0:
             upload.touch()
         actual = digest_file(upload)
-        del self._announced[digest]
         if actual != digest:
-            upload.unlink()
+            self.abandon(digest)
             raise ValueError(f"the uploaded bytes have digest {actual}, not {digest}: send the blob again")
+        if store.touch(digest):
+            self.abandon(digest)
+            return
         try:
-            self._publish(upload, digest)
+            store._publish(upload, digest)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 # After a failed fsync, Linux takes pages for written that are not: only sending them again helps.
-                upload.unlink(missing_ok=True)
+                self.abandon(digest)
             raise
+        self._announced.pop(digest, None)
+
+    def abandon(self, digest: str) -> None:
+        """Forget an upload and what came of it."""
+        self._announced.pop(digest, None)
+        self._upload(digest).unlink(missing_ok=True)
+
+    def partial(self) -> Iterator[tuple[str, int]]:
+        """Give the uploads that are not finished, also those from before a restart, with the bytes that came."""
+        for path in self._partial.iterdir():
+            if _DIGEST.fullmatch(path.name):
+                yield path.name, path.stat().st_size
 
     def sweep(self, older_than_s: float = 86_400.0) -> int:
-        """Remove partial uploads and temporary files that nobody wrote to for a while; return how many."""
+        """Remove partial uploads and temporary files that nobody wrote to for a while; return how many.
+
+        Two sweeps have to find a file old and unchanged: at the first, the clock may just have jumped.
+        """
         limit, removed = time.time() - older_than_s, 0
+        before, self._stale = self._stale, {}
         for path in self._partial.iterdir():
             try:
-                if path.stat().st_mtime >= limit:
-                    continue
+                status = path.stat()
             except FileNotFoundError:  # somebody has just finished with it
+                continue
+            if status.st_mtime >= limit:
+                continue
+            if before.get(path.name) != status.st_mtime_ns:
+                self._stale[path.name] = status.st_mtime_ns
                 continue
             path.unlink(missing_ok=True)
             self._announced.pop(path.name, None)
@@ -267,6 +308,7 @@ class BlobStore:
         if not place.parent.exists():
             place.parent.mkdir(exist_ok=True)
             _sync(self._root)
+        os.utime(source)  # it is stored now, whenever it was written
         _sync(source)
         source.replace(place)
         _sync(place.parent)

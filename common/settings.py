@@ -54,6 +54,7 @@ class MasterSettings(RoleSettings):
         batch_rows: an inference group is sent as soon as it has so many rows.
         batch_wait_ms: or as soon as its oldest request has waited so long for requests that are expected; less
             where sharing a forward saves less time than that.
+        max_uploads: uploads of one tenant that may be unfinished; with one more, an old one is given up.
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
         max_policies: policies of one tenant. (These three hold for tenants without limits of their own.)
@@ -74,6 +75,7 @@ class MasterSettings(RoleSettings):
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)
+    max_uploads: int = Field(16_384, ge=2)
     max_kills: int = Field(3, ge=1)
 
 

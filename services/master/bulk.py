@@ -14,8 +14,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -31,9 +30,13 @@ from joynexus.keys import KeyRegistry
 from joynexus.transport import Socket
 from joynexus.wire import Buffer, ErrorCode, Failure, Message, encode, failure, limits
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
+from services.master import removal
+from services.master.background import Background
 from services.master.doors import look_up, receive, send
 from services.master.events import BlobServed, BlobStored, Door, Peer
 from services.master.gate import BlobMessage, Refused, admit
+from services.master.removal import DiskFaults, Removal
+from services.master.uploads import AllUploads
 
 log = get_logger(__name__)
 
@@ -59,26 +62,18 @@ class Rights(Protocol):
 
 Question = Callable[[Rights], None]
 
-
-class _Begun(msgspec.Struct):
-    """An upload that is under way: bytes here, bytes in all, and when it was last gone on with."""
-
-    offset: int
-    nbytes: int
-    touched: float
-
-
-ABANDONED_S = 86_400.0
-"""Unfinished uploads are removed after this."""
-SWEEP_S = 3600.0
-FOLDERS = 256
-"""The store is looked through folder by folder, all of it in the time between two sweeps."""
-LINGER_S = 60.0
-"""A blob to which nothing refers any more is deleted after this, unless somebody stores an equal one meanwhile: between
-a worker that finds it there and the report that refers to it lies less."""
+AT_ONCE_BYTES = 4 * 1024 * 1024
+"""The hash of larger uploads, and the wait until they are on disk, would hold up everybody else's blobs."""
 
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Largest chunk that may be asked for."""
+
+
+class _Finishing(msgspec.Struct):
+    """An upload that is being verified, and who asked last how it is."""
+
+    nbytes: int
+    asker: BlobMessage
 
 
 class BulkService:
@@ -89,6 +84,7 @@ class BulkService:
         registry: who is who.
         store: the common blob store.
         folder: where tenants' uploads grow, on the store's file system.
+        max_uploads: how many uploads of one tenant may be unfinished.
         ask: has a question put to the core in the master's thread, and the answer told there.
         post: gives the core an event.
         heard: told of each frame that came.
@@ -102,6 +98,7 @@ class BulkService:
         store: BlobStore,
         folder: Path,
         *,
+        max_uploads: int,
         ask: Callable[[Question], None],
         post: Callable[[BlobStored | BlobServed], None],
         heard: Callable[[zmq.Frame], None],
@@ -110,20 +107,23 @@ class BulkService:
         self._sockets = sockets
         self._registry = registry
         self._store = store
-        self._folder = folder
         self._ask = ask
         self._post = post
         self._heard = heard
         self._failed = failed
-        self._areas: dict[str, BlobStore] = {}
-        self._begun: dict[tuple[str, str], _Begun] = {}  # by tenant and digest
+        self._uploads = AllUploads(store, folder, most=max_uploads)
+        self._finishing: dict[tuple[str, str], _Finishing] = {}  # by tenant and digest
+        self._background = Background(failed)
         self._arriving: Counter[str] = Counter()  # stored for a tenant, and not yet known to the core
         self._ids = itertools.count(1)
-        self._doomed: deque[tuple[float, tuple[str, ...]]] = deque()  # when to delete what
         self._jobs: deque[Job] = deque()
         self._wakeup = Wakeup()
         self._stopping = False
         self.counts: Counter[str] = Counter()
+        self._faults = DiskFaults(self.counts)
+        self._removal = Removal(
+            store, self._unreferenced, lambda digest: digest in self._arriving, self._faults, self.counts
+        )
         self._thread = threading.Thread(target=self._guarded, name="bulk", daemon=True)
 
     def start(self) -> None:
@@ -144,17 +144,11 @@ class BulkService:
 
     def taken(self, digest: str) -> None:
         """The core has seen `BlobStored` for this digest."""
-
-        def take() -> None:
-            self._arriving[digest] -= 1
-            if self._arriving[digest] <= 0:
-                del self._arriving[digest]
-
-        self._do(take)
+        self._do(lambda: self._arrived(digest))
 
     def delete(self, digests: tuple[str, ...]) -> None:
         """Delete blobs that nobody refers to, a while later; one that is referred to again by then stays."""
-        self._do(lambda: self._doomed.append((time.monotonic() + LINGER_S, digests)))
+        self._do(lambda: self._removal.doom(digests, time.monotonic()))
 
     def _do(self, job: Job) -> None:
         self._jobs.append(job)
@@ -174,17 +168,13 @@ class BulkService:
         poller.register(self._wakeup, zmq.POLLIN)
         for socket in self._sockets.values():
             poller.register(socket, zmq.POLLIN)
-        sweep_at, folder, folder_at = 0.0, 0, 0.0
+        sweep_at = 0.0
         while not self._stopping:
             if time.monotonic() >= sweep_at:
-                self._sweep()
-                sweep_at = time.monotonic() + SWEEP_S
-            if time.monotonic() >= folder_at:
-                with self._outlived("blobs that nothing refers to are not looked for"):
-                    self._remove(self._store.untouched(f"{folder:02x}", ABANDONED_S), ABANDONED_S)
-                folder, folder_at = (folder + 1) % FOLDERS, time.monotonic() + SWEEP_S / FOLDERS
-            while self._doomed and self._doomed[0][0] <= time.monotonic():
-                self._remove(self._doomed.popleft()[1], LINGER_S)
+                with self._faults.outlived("unfinished uploads are not swept"):
+                    self._uploads.sweep(removal.ABANDONED_S)
+                sweep_at = time.monotonic() + removal.SWEEP_S
+            self._removal.look(time.monotonic())
             if self._wakeup.fileno() in dict(poller.poll(1000)):
                 self._wakeup.clear()
             while self._jobs:
@@ -195,44 +185,17 @@ class BulkService:
         for socket in self._sockets.values():
             socket.close()
 
-    @contextmanager
-    def _outlived(self, what: str) -> Iterator[None]:
-        """Log an error of the disk or of the limit of open files, and go on: it may pass."""
-        try:
-            yield
-        except OSError as error:
-            self._count(what, error)
-
-    def _count(self, what: str, error: OSError) -> None:
-        self.counts["disk"] += 1
-        count = self.counts["disk"]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: it may last
-            log.error("blob store is at fault", what=what, why=error.strerror, count=count)
-
-    def _remove(self, digests: Sequence[str], untouched_s: float) -> None:
-        """Remove those of these blobs to which nothing refers, and that nobody stored or touched for so long."""
-
+    def _unreferenced(self, digests: Iterable[str], tell: Callable[[list[str]], None]) -> None:
         def question(rights: Rights) -> None:
             unreferenced = rights.unreferenced(digests)
-            self._do(lambda: go_on(unreferenced))
+            self._do(lambda: tell(unreferenced))
 
-        def go_on(unreferenced: list[str]) -> None:
-            for digest in unreferenced:
-                with self._outlived("a blob is not removed"):
-                    if digest not in self._arriving and self._store.delete(digest, untouched_s=untouched_s):
-                        self.counts["removed"] += 1
+        self._ask(question)
 
-        if digests:
-            self._ask(question)
-
-    def _sweep(self) -> None:
-        """Remove uploads that nobody has gone on with for a day, also those from before a restart."""
-        with self._outlived("unfinished uploads are not swept"):
-            areas = [self._area(folder.name) for folder in self._folder.iterdir()] if self._folder.is_dir() else []
-            for store in (self._store, *areas):
-                store.sweep(ABANDONED_S)
-        limit = time.monotonic() - ABANDONED_S
-        self._begun = {key: begun for key, begun in self._begun.items() if begun.touched > limit}
+    def _arrived(self, digest: str) -> None:
+        self._arriving[digest] -= 1
+        if self._arriving[digest] <= 0:
+            del self._arriving[digest]
 
     def _take(self, peer: Peer, frames: list[Buffer], key: str) -> None:
         request = admit(peer, frames, look_up(self._registry, key))
@@ -248,7 +211,7 @@ class BulkService:
         except BlobStoreFullError as error:
             self._fail(request, failure(ErrorCode.UNAVAILABLE, str(error.strerror), retry_after_ms=5000))
         except OSError as error:
-            self._count(request.header.kind, error)
+            self._faults.note(request.header.kind, error)
             sentence = f"the service cannot use its disk just now ({error.strerror}): try again soon"
             self._fail(request, failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=1000))
         except KeyError:  # it has gone since it was looked for
@@ -273,7 +236,9 @@ class BulkService:
         if not request.tenant:
             self._step(yes if self._store.has(digest) else no, request)
             return
-        nbytes = request.message.nbytes + self._growing(request) if isinstance(request.message, BlobBegin) else 0
+        nbytes = 0
+        if isinstance(request.message, BlobBegin):  # unfinished uploads count against the tenant's quota
+            nbytes = request.message.nbytes + self._uploads.of(request.tenant).others(digest)
 
         def question(rights: Rights) -> None:
             readable = rights.may_read(request.tenant, digest)
@@ -289,11 +254,6 @@ class BulkService:
                 no(request)
 
         self._ask(question)
-
-    def _growing(self, request: BlobMessage) -> int:
-        """Return the bytes that the tenant's other unfinished uploads will have: they count against its quota."""
-        mine = request.tenant, request.message.digest
-        return sum(begun.nbytes for key, begun in self._begun.items() if key[0] == request.tenant and key != mine)
 
     def _read(self, request: BlobMessage) -> None:
         message = request.message
@@ -322,10 +282,11 @@ class BulkService:
         if message.nbytes > limits.MAX_BLOB_BYTES:
             self._fail(request, failure(ErrorCode.TOO_LARGE, f"a blob has at most {limits.MAX_BLOB_BYTES} bytes"))
             return
-        offset = self._area(request.tenant).begin(message.digest, message.nbytes)
-        self._begun[request.tenant, message.digest] = _Begun(offset, message.nbytes, time.monotonic())
+        if self._waits_for_finish(request):
+            return
+        offset = self._uploads.of(request.tenant).begin(message.digest, message.nbytes, time.monotonic())
         if offset == message.nbytes and offset:
-            self._finish(request)
+            self._finish(request, message.nbytes)
         else:
             self._send(request.peer, BlobOffset(digest=message.digest, offset=offset), re=request.header.id)
 
@@ -335,51 +296,68 @@ class BulkService:
         if len(request.buffers) != 1:
             self._fail(request, failure(ErrorCode.INVALID, "a chunk of a blob is one buffer"))
             return
-        begun = self._begun.get((request.tenant, message.digest))
-        if begun is None:
-            sentence = f"the upload of blob {message.digest} was not begun here: begin it to learn how far it came"
-            self._fail(request, failure(ErrorCode.INVALID, sentence))
+        if self._waits_for_finish(request):
             return
-        if message.offset <= begun.offset:  # else a chunk before it was lost: the answer says where to go on
-            begun.offset = self._area(request.tenant).append(message.digest, message.offset, request.buffers[0])
-            begun.touched = time.monotonic()
-        if begun.offset == begun.nbytes:
-            self._finish(request)
+        uploads = self._uploads.of(request.tenant)
+        upload = uploads.append(message.digest, message.offset, request.buffers[0], time.monotonic())
+        if upload.offset == upload.nbytes:
+            self._finish(request, upload.nbytes)
         else:
-            self._send(request.peer, BlobOffset(digest=message.digest, offset=begun.offset), re=request.header.id)
+            self._send(request.peer, BlobOffset(digest=message.digest, offset=upload.offset), re=request.header.id)
 
-    def _finish(self, request: BlobMessage) -> None:
-        """All bytes are there: verify them; a tenant's blob becomes its own when the core has written that down."""
-        digest, area = request.message.digest, self._area(request.tenant)
-        self._begun.pop((request.tenant, digest), None)
-        try:
-            area.finish(digest)
-        except ValueError as error:  # the bytes have another hash; they are gone
-            self._fail(request, failure(ErrorCode.BAD_DATA, str(error)))
-            return
-        if not request.tenant:
-            self._complete(request)
-            return
-        self._store.put_file(area.path(digest), move=True)
+    def _waits_for_finish(self, request: BlobMessage) -> bool:
+        """Tell whether the blob is being verified already; then this request is seen to."""
+        message = request.message
+        finishing = self._finishing.get((request.tenant, message.digest))
+        if finishing is None:
+            return False
+        if isinstance(message, BlobChunk) and message.offset + len(request.buffers[0]) < finishing.nbytes:
+            # An earlier chunk again, whose answer nobody waits for; who sent the last one waits.
+            self._send(request.peer, BlobOffset(digest=message.digest, offset=finishing.nbytes), re=request.header.id)
+        else:
+            finishing.asker = msgspec.structs.replace(request, buffers=())
+        return True
+
+    def _finish(self, request: BlobMessage, nbytes: int) -> None:
+        """All bytes are there: verify them, a large upload's elsewhere."""
+        key = tenant, digest = request.tenant, request.message.digest
+        area = self._uploads.of(tenant).area
+        self._finishing[key] = _Finishing(nbytes, msgspec.structs.replace(request, buffers=()))
         self._arriving[digest] += 1
-        self._post(
-            BlobStored(
-                peer=request.peer,
-                tenant=request.tenant,
-                request=request.header.id,
-                digest=digest,
-                nbytes=self._store.size(digest),
-            )
-        )
 
-    def _area(self, tenant: str) -> BlobStore:
-        """Return where uploads grow: workers' in the common store, each tenant's in a folder of its own."""
-        if not tenant:
-            return self._store
-        area = self._areas.get(tenant)
-        if area is None:
-            area = self._areas[tenant] = BlobStore(self._folder / tenant)
-        return area
+        def verify() -> None:
+            error: OSError | ValueError | None = None
+            try:
+                area.finish(digest, into=self._store)
+            except (OSError, ValueError) as caught:
+                error = caught
+            self._do(lambda: self._finished(tenant, digest, error))
+
+        if nbytes <= AT_ONCE_BYTES:
+            verify()
+        else:
+            self._background.do(tenant or request.peer.routing_id.hex(), verify)
+
+    def _finished(self, tenant: str, digest: str, error: OSError | ValueError | None) -> None:
+        """An upload was verified; a tenant's blob becomes its own when the core has written that down."""
+        finishing = self._finishing.pop((tenant, digest))
+        asker, nbytes = finishing.asker, finishing.nbytes
+        self._uploads.of(tenant).end(digest)
+        if error is None and tenant:
+            self._post(
+                BlobStored(peer=asker.peer, tenant=tenant, request=asker.header.id, digest=digest, nbytes=nbytes)
+            )
+            return
+        self._arrived(digest)
+        if isinstance(error, ValueError):  # the bytes have another hash; they are gone
+            self._fail(asker, failure(ErrorCode.BAD_DATA, str(error)))
+        else:
+            self._step(partial(self._answer_finished, error), asker)
+
+    def _answer_finished(self, error: OSError | None, request: BlobMessage) -> None:
+        if error is not None:
+            raise error
+        self._complete(request)
 
     def _fail(self, request: BlobMessage, answer: Failure) -> None:
         self._send(request.peer, answer, re=request.header.id)

@@ -113,6 +113,7 @@ class MasterService:
             self._registry,
             self._store,
             blobs / "uploads",
+            max_uploads=settings.max_uploads,
             ask=self._ask,
             post=lambda event: self._post_all([event]),
             heard=self._doorkeeper.heard,

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,42 @@ def test_sweep_removes_only_stale_uploads(store: BlobStore) -> None:
     store.begin(other, 5)
     store.append(other, 0, b"ot")
     os.utime(store._root / "partial" / DIGEST, (1, 1))
+    assert store.sweep() == 0  # the clock may have jumped
     assert store.sweep() == 1
     assert leftovers(store) == [other]
     assert store.begin(DIGEST, len(DATA)) == 0
+
+
+def test_an_upload_that_goes_on_is_not_swept_though_the_clock_jumps(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.begin(DIGEST, len(DATA))
+    store.append(DIGEST, 0, DATA[:10])
+    jumped = blobs.time.time() + 7 * 86_400
+    monkeypatch.setattr(blobs.time, "time", lambda: jumped)
+    assert store.sweep() == 0
+    store.append(DIGEST, 10, DATA[10:20])
+    os.utime(store._root / "partial" / DIGEST, (2, 2))  # another time, however coarse this file system's are
+    assert store.sweep() == 0
+    store.append(DIGEST, 20, DATA[20:])
+    store.finish(DIGEST)
+
+
+def test_an_upload_is_finished_into_another_store_hashed_once(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = BlobStore(tmp_path / "common")
+    hashed: list[Path] = []
+    monkeypatch.setattr(blobs, "digest_file", lambda path: (hashed.append(path), digest_file(path))[1])
+    for _ in range(2):  # the second time it is there already
+        store.begin(DIGEST, len(DATA))
+        store.append(DIGEST, 0, DATA)
+        assert list(store.partial()) == [(DIGEST, len(DATA))]
+        store.finish(DIGEST, into=common)
+        assert common.path(DIGEST).read_bytes() == DATA
+        assert not store.has(DIGEST)
+        assert leftovers(store) == leftovers(common) == []
+    assert len(hashed) == 2
 
 
 def test_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
@@ -207,16 +241,16 @@ def test_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
 
 def test_a_blob_that_was_stored_again_meanwhile_is_not_deleted(store: BlobStore) -> None:
     digest = store.put_bytes(b"same")
-    os.utime(store.path(digest), (0, 0))
-    assert store.touch(digest)
-    assert store.delete(digest, untouched_s=60.0) is False
-    assert store.has(digest)
-    os.utime(store.path(digest), (0, 0))
-    store.put_bytes(b"same")
-    assert store.delete(digest, untouched_s=60.0) is False
-    os.utime(store.path(digest), (0, 0))
-    assert store.delete(digest, untouched_s=60.0) is True
+    ways: tuple[Callable[[str], object], ...] = (store.touch, lambda _: store.put_bytes(b"same"))
+    for again in ways:
+        os.utime(store.path(digest), (0, 0))
+        stamp = store.stamp(digest)
+        again(digest)
+        assert store.delete(digest, stamp=stamp) is False
+        assert store.has(digest)
+    assert store.delete(digest, stamp=store.stamp(digest)) is True
     assert not store.touch(digest)
+    assert store.stamp(digest) is None
 
 
 def test_blobs_that_nobody_touched_are_found_by_folder(store: BlobStore) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import blake3
@@ -10,10 +11,11 @@ import blake3
 from common.blobs import BlobStore
 from joynexus.keys import KeyRegistry
 from joynexus.wire import Buffer, Failure, Message, Packet, decode, decode_header, encode
-from joynexus.wire.front import BlobBegin, BlobChunk
+from joynexus.wire.front import BlobBegin, BlobChunk, BlobOffset
 from services.master.bulk import BulkService
 from services.master.events import BlobServed, BlobStored, Peer
 from services.master.gate import BlobMessage, BlobRequest
+from tests.waiting import until
 
 
 class Core:
@@ -22,6 +24,7 @@ class Core:
     def __init__(self) -> None:
         self.referenced: set[str] = set()
         self.readable: set[tuple[str, str]] = set()
+        self.asked_bytes = 0
 
     def unreferenced(self, digests: Iterable[str]) -> list[str]:
         return [digest for digest in digests if digest not in self.referenced]
@@ -30,6 +33,7 @@ class Core:
         return (tenant, digest) in self.readable
 
     def refuse_upload(self, tenant: str, digest: str, nbytes: int) -> Failure | None:
+        self.asked_bytes = nbytes
         return None
 
 
@@ -56,11 +60,13 @@ class Desk:
         self.store = BlobStore(folder / "blobs")
         self.events: list[BlobStored | BlobServed] = []
         self.line = _Line()
+        self._passed = 0.0
         self.service = BulkService(
             {"front_bulk": self.line, "back_bulk": self.line},  # type: ignore[dict-item]  # all that is used of them
             KeyRegistry(folder / "registry.json"),
             self.store,
             folder / "blobs" / "uploads",
+            max_uploads=4,
             ask=lambda question: question(self.core),
             post=self.events.append,
             heard=lambda frame: None,
@@ -84,9 +90,31 @@ class Desk:
         while self.service._jobs:
             self.service._jobs.popleft()()
 
+    def wait(self, true: Callable[[], object]) -> None:
+        """Do what comes up, until a condition holds."""
+
+        def look() -> object:
+            self.work()
+            return true()
+
+        until(look)
+
+    def pass_time(self, seconds: float, *, steps: int = 2) -> None:
+        """Let time pass that no clock on the wall shows, and what is due be done."""
+        self._passed += seconds
+        for _ in range(steps):
+            self.service._removal.look(time.monotonic() + self._passed)
+            self.work()
+
     def answers(self) -> list[Packet]:
         """Decode what was sent since the last question."""
         return [decode(frames[1:]) for frames in self.line.sent if frames]
+
+    def begin(self, data: bytes, *, tenant: str) -> int:
+        """Announce a blob; return how far it is."""
+        answer = self.ask(BlobBegin(digest=blake3.blake3(data).hexdigest(), nbytes=len(data)), tenant=tenant)
+        assert isinstance(answer, BlobOffset), answer
+        return answer.offset
 
     def upload(self, data: bytes, *, tenant: str = "") -> Message | None:
         """Send a blob in one chunk."""

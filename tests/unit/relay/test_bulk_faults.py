@@ -18,7 +18,7 @@ from common.blobs import BlobStore
 from joynexus.keys import KeyRegistry
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
-from services.master import bulk
+from services.master import removal
 from services.master.bulk import BulkService
 from tests.unit.relay.bulk_desk import Core, Desk
 from tests.waiting import until
@@ -103,8 +103,8 @@ def test_a_blob_that_goes_between_the_look_and_the_read_is_absent(desk: Desk, mo
 
 @pytest.mark.parametrize("code", FAULTS)
 def test_housekeeping_outlives_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(bulk, "LINGER_S", 0.0)
-    monkeypatch.setattr(bulk, "SWEEP_S", 0.0)
+    monkeypatch.setattr(removal, "LINGER_S", 0.0)
+    monkeypatch.setattr(removal, "SWEEP_S", 0.0)
     failed: list[bool] = []
     core, store = Core(), BlobStore(tmp_path / "blobs")
     digest = store.put_bytes(DATA)
@@ -113,6 +113,7 @@ def test_housekeeping_outlives_a_disk_that_fails(tmp_path: Path, monkeypatch: py
         KeyRegistry(tmp_path / "registry.json"),
         store,
         tmp_path / "uploads",
+        max_uploads=4,
         ask=lambda question: question(core),
         post=lambda event: None,
         heard=lambda frame: None,
