@@ -33,6 +33,7 @@ NAMES = (
     "trainer.write_checkpoint",
     "trainer.before_answer",
     "inference.load_version",
+    "inference.before_answer",
     "env.before_blob",
     "env.between_blob_and_answer",
 )

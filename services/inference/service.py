@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import InferenceSettings
@@ -59,6 +60,7 @@ def run(settings: InferenceSettings) -> None:
             elif isinstance(message, PredictGroup):
                 with progress.phase("working", deadline_s=WORKING_S):
                     done, buffers = engine.predict(message, packet.buffers)
+                failpoint("inference.before_answer")
                 runtime.send(done, buffers)
                 _note(message, done.items, progress if on_gpu else None)
             else:
