@@ -1,4 +1,4 @@
-"""`joynexus up | down | usage`: the cluster as a whole."""
+"""`joynexus up | down | restart | usage`: the cluster as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from joynexus.cli._common import (
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (up, down, usage):
+    for command in (up, down, restart, usage):
         app.command()(command)
 
 
@@ -81,6 +81,21 @@ def down(state_dir: Folder = FOLDER) -> None:
 
     ended = launch.down(state_dir)
     typer.echo(f"down: {', '.join(ended)}" if ended else f"nothing runs in {state_dir}")
+
+
+def restart(
+    roles: Annotated[list[str] | None, typer.Argument(help="Roles, or processes like trainer-2; none: all.")] = None,
+    state_dir: Folder = FOLDER,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that a role may take to end.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for each to be back.")] = 300.0,
+) -> None:
+    """Start roles anew, one after another, while the cluster goes on serving."""
+    from joynexus import rolling
+
+    names = rolling.restart(
+        state_dir, roles or (), grace_s=grace, timeout_s=timeout, say=lambda line: typer.echo(line, err=True)
+    )
+    typer.echo(f"restarted: {', '.join(names)}")
 
 
 def usage(config: Config = None, json: Json = False) -> None:
