@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import resource
 import socket
 import struct
@@ -69,7 +70,8 @@ class Doorkeeper:
         self._failed = failed
         self._lock = threading.Lock()
         self._silent: dict[int, float] = {}  # descriptor -> accepted when, oldest first
-        self._spoke: set[int] = set()  # descriptors; a first word may come before the news of its connection
+        # Descriptor -> inode: descriptors are used again, and a first word may come before the news of its connection.
+        self._spoke: dict[int, int] = {}
         self._monitors: list[Socket] = []
         for bound in sockets:
             address = f"inproc://doorkeeper-{next(_numbers)}"
@@ -92,10 +94,14 @@ class Doorkeeper:
     def heard(self, frame: zmq.Frame) -> None:
         """Note that the connection from which a frame came has said something."""
         if self._silent:
-            descriptor = int(frame.get(zmq.SRCFD))
+            try:
+                descriptor = int(frame.get(zmq.SRCFD))
+                inode = os.fstat(descriptor).st_ino
+            except (zmq.ZMQError, OSError):  # it came otherwise than by TCP, or its connection has gone
+                return
             with self._lock:
                 self._silent.pop(descriptor, None)
-                self._spoke.add(descriptor)
+                self._spoke[descriptor] = inode
 
     def stop(self) -> None:
         """End the thread."""
@@ -132,19 +138,19 @@ class Doorkeeper:
             event, descriptor = _EVENT.unpack(what)
             with self._lock:
                 self._silent.pop(descriptor, None)
-                if event != zmq.EVENT_ACCEPTED:
-                    self._spoke.discard(descriptor)
-                elif descriptor not in self._spoke:
+                if event == zmq.EVENT_ACCEPTED:
                     self._silent[descriptor] = time.monotonic()
                     if len(self._silent) > self._most:
                         self._hang_up(next(iter(self._silent)))
 
     def _hang_up(self, descriptor: int) -> None:
         del self._silent[descriptor]
-        self.hung_up += 1
-        if self.hung_up & (self.hung_up - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
-            log.warning("too many connections say nothing", most=self._most, hung_up=self.hung_up)
         with contextlib.suppress(OSError):  # it has gone meanwhile
+            if os.fstat(descriptor).st_ino == self._spoke.get(descriptor):
+                return
+            self.hung_up += 1
+            if self.hung_up & (self.hung_up - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
+                log.warning("too many connections say nothing", most=self._most, hung_up=self.hung_up)
             connection = socket.socket(fileno=descriptor)
             try:
                 connection.shutdown(socket.SHUT_RDWR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import subprocess
@@ -61,7 +62,8 @@ def test_whoever_has_a_key_gets_in_and_stays_however_many_strangers_come(door: D
     def flood() -> None:
         held: list[socket.socket] = []
         while not enough.is_set():
-            held.append(knock(door.address))
+            with contextlib.suppress(OSError):
+                held.append(knock(door.address))
             if len(held) > 4 * MOST:
                 held.pop(0).close()
         for stranger in held:
