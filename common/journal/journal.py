@@ -8,13 +8,11 @@ One thread appends; `payload` may be called from another.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -22,16 +20,15 @@ from sqlalchemy.dialects.sqlite import insert
 
 from common.journal import records as r
 from common.journal import rows
-from common.journal.tables import SHELVES, ops
+from common.journal.opening import create, engine_of, migrate, only_one
+from common.journal.tables import SHELVES, ops, place
 
-NEWEST_SCHEMA = "0002"
-"""The last migration's revision."""
-_MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _OP_KEY = r.KEYS[r.OpRecord]
 _NO_PAYLOAD = {"payload": b""}
 _KINDS: tuple[type[r.Base], ...] = (*SHELVES, r.OpRecord, r.OpDone)
 _READERS = {kind: rows.Reader.of(kind) for kind in _KINDS}
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+"""What SQLite says of a file that is not as it was written; errors without a code are of names that are no text."""
 
 # Any: column values differ by column.
 _Row = dict[str, Any]
@@ -42,7 +39,18 @@ class JournalError(OSError):
 
 
 class JournalDamagedError(ValueError):
-    """The file does not hold what was written to it; the message names the place and what to do about it."""
+    """The file does not hold what was written to it; the message names the place and what to do about it.
+
+    Attributes:
+        how: the place and what is wrong with it, in a clause.
+    """
+
+    def __init__(self, path: Path, how: str) -> None:
+        self.how = how
+        super().__init__(
+            f"the journal {path} is damaged (put it back from a copy, or run `joynexus admin journal check "
+            f"{path.parent}` and then `repair`): {how}"
+        )
 
 
 class Journal:
@@ -59,15 +67,15 @@ class Journal:
     def __init__(self, url: str) -> None:
         if not url.startswith("sqlite:"):
             raise ValueError(f"the journal lives in SQLite (sqlite:///path), not in {url.split(':', 1)[0]!r}")
-        self._engine = _engine(url)
+        self._engine = engine_of(url)
         self._path = Path(self._engine.url.database or "")
-        self._lock = _only_one(self._path)
+        self._lock = only_one(self._path)
         try:
             if self._path.exists():
                 self._check_file()
             else:
-                _create(self._path)
-            _migrate(self._engine)
+                create(self._path)
+            migrate(self._engine)
         except sa.exc.DatabaseError as error:
             self.close()
             raise self._unreadable(error) from error
@@ -155,33 +163,27 @@ class Journal:
             yield (tuple(row[: len(keys)]), *row[len(keys) :])
         # Rows are found by an index: one that has lost some of them would go unnoticed.
         if count != connection.exec_driver_sql(f"SELECT count(*) FROM {table.name} NOT INDEXED").scalar_one():
-            raise self._damaged(f"the index of table '{table.name}' has lost rows")
+            raise JournalDamagedError(self._path, f"the index of table '{table.name}' has lost rows")
 
     def _read(self, reader: rows.Reader, table: sa.Table, key: tuple[object, ...], data: object) -> Any:
         try:
             return reader.read(key, data)
         except ValueError as error:
-            raise self._damaged(f"{place(table, key)} is not as it was written ({error})") from error
+            raise JournalDamagedError(self._path, f"{place(table, key)} is not as it was written ({error})") from error
 
     def _check_file(self) -> None:
         """Refuse a file that no release left behind: a new journal gets its name when it is complete."""
         if self._path.stat().st_size == 0:
-            raise self._damaged("it is empty")
+            raise JournalDamagedError(self._path, "it is empty")
         with self._engine.connect() as connection:
             if not sa.inspect(connection).has_table("alembic_version"):
-                raise self._damaged("it has not the tables of a journal")
+                raise JournalDamagedError(self._path, "it has not the tables of a journal")
 
     def _unreadable(self, error: sa.exc.DatabaseError) -> ValueError:
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
-            return self._damaged(str(error.orig))
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        if code is None or code & 0xFF in _DAMAGE:
+            return JournalDamagedError(self._path, str(error.orig))
         return ValueError(f"the journal at {self._path} cannot be opened: {error.orig}")
-
-    def _damaged(self, how: str) -> JournalDamagedError:
-        folder = self._path.parent
-        return JournalDamagedError(
-            f"the journal {self._path} is damaged: {how}; put the file back from a copy, or look with `joynexus admin "
-            f"journal check {folder}` and set aside what is damaged with `joynexus admin journal repair {folder}`"
-        )
 
     def _store(self, connection: sa.Connection, type_: type[r.Base], records: Iterable[Any]) -> None:
         _, key = SHELVES[type_]
@@ -217,75 +219,6 @@ def journal_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def place(table: sa.Table, key: Iterable[object]) -> str:
-    """Say where a record stands."""
-    names = (f"{column.name} {value!r}" for column, value in zip(table.primary_key, key, strict=True))
-    return f"the record of table '{table.name}' with {', '.join(names)}"
-
-
-def _engine(url: str) -> sa.Engine:
-    engine = sa.create_engine(url)
-    sa.event.listen(engine, "connect", _set_pragmas)
-    return engine
-
-
-def _only_one(path: Path) -> IO[bytes]:
-    """Hold the lock of the journal until the returned file is closed."""
-    lock = path.with_name(f"{path.name}.lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise ValueError(f"another process has the journal {path}: end it first (a master?)") from error
-    return lock
-
-
-def _create(path: Path) -> None:
-    """Make a journal; it gets its name when it is complete, so that an empty file is never one."""
-    new = path.with_name(f"{path.name}.new")
-    for rest in (new, *(new.with_name(new.name + end) for end in ("-wal", "-shm"))):
-        rest.unlink(missing_ok=True)
-    engine = _engine(journal_url(new))
-    try:
-        _migrate(engine)
-    finally:
-        engine.dispose()  # the last connection writes everything into the file itself
-    new.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _migrate(engine: sa.Engine) -> None:
-    """Bring the schema up to date, as a whole or not at all; one that is needs no more than a look."""
-    with engine.connect() as connection:
-        if sa.inspect(connection).has_table("alembic_version"):
-            found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-            if found == NEWEST_SCHEMA:
-                return
-    # Only now: importing it takes longer than all else that a start does here.
-    import alembic.command
-    import alembic.config
-    import alembic.migration
-    import alembic.script
-
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    known = {script.revision for script in alembic.script.ScriptDirectory.from_config(config).walk_revisions()}
-    with engine.begin() as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver begins only before changes of rows, not of tables
-        found = alembic.migration.MigrationContext.configure(connection).get_current_revision()
-        if found is not None and found not in known:
-            raise ValueError(
-                f"the journal has schema {found}, which this release does not know (its newest is {max(known)}): "
-                "run the newer release that wrote it"
-            )
-        config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "head")
-
-
 def _op_row(record: r.OpRecord) -> _Row:
     slim = msgspec.structs.replace(record, **_NO_PAYLOAD) if record.payload else record
     return {
@@ -313,10 +246,3 @@ def _upsert(table: sa.Table, key: Iterable[str], columns: Iterable[str]) -> sa.I
 
 def _delete(table: sa.Table, key: Iterable[str]) -> sa.Delete:
     return sa.delete(table).where(*(table.c[field] == sa.bindparam(f"k_{field}") for field in key))
-
-
-def _set_pragmas(connection: Any, _record: object) -> None:  # Any: the driver's connection
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()

@@ -37,13 +37,21 @@ class Reader(msgspec.Struct, frozen=True):
         Raises:
             ValueError: why it is not the one that was written there, in a clause.
         """
-        try:
-            record = self.decoder.decode(unseal(data))
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"it is not what this release writes: {error}") from error
+        record = self.decode(data)
         if key != tuple(getattr(record, field) for field in self.key):
             raise ValueError("it belongs to another row")
         return record
+
+    def decode(self, data: object) -> r.Base:
+        """Return the record in a row, whatever its key says.
+
+        Raises:
+            ValueError: why it is none that was written, in a clause.
+        """
+        try:
+            return self.decoder.decode(unseal(data))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"it is not what this release writes: {error}") from error
 
 
 def seal(data: bytes) -> bytes:

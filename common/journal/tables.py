@@ -8,6 +8,7 @@ Key fields are columns, so that people can look around with `sqlite3`; the recor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -67,3 +68,9 @@ _NAMES: dict[type[r.Base], str] = {
 
 SHELVES: dict[type[r.Base], Shelf] = {record: _shelf(record, name) for record, name in _NAMES.items()}
 """All kinds of records except those of ops, in the order in which they are loaded."""
+
+
+def place(table: sa.Table, key: Iterable[object]) -> str:
+    """Say where a record stands."""
+    names = (f"{column.name} {value!r}" for column, value in zip(table.primary_key, key, strict=True))
+    return f"the record of table '{table.name}' with {', '.join(names)}"

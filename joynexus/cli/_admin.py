@@ -1,6 +1,7 @@
 """`joynexus admin keys add | revoke | list`: who may connect. For whoever holds the folder of keys.
 
-`joynexus admin limits` is in `_limits.py`; `joynexus admin move` asks the cluster, with an operator's key.
+`joynexus admin limits` is in `_limits.py`, `joynexus admin journal` in `_journal.py`; `joynexus admin move` asks the
+cluster, with an operator's key.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from joynexus.cli import _limits
+from joynexus.cli import _journal, _limits
 from joynexus.cli._common import FOLDER, Config, Folder, Json, KeysDir, client, keys_folder, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ commands = typer.Typer(help="For operators.", no_args_is_help=True)
 keys = typer.Typer(help="Let in and shut out.", no_args_is_help=True)
 commands.add_typer(keys, name="keys")
 commands.add_typer(_limits.commands, name="limits")
+commands.add_typer(_journal.commands, name="journal")
 
 
 @commands.command()

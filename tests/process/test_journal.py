@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
+from joynexus.wire import ErrorCode
 from joynexus.wire.front import CreatePolicy, GetPolicy, PolicyInfo
 from tests.process.master_process import MasterProcess, short_folder
-from tests.process.test_master import SPEC
+from tests.process.test_master import SPEC, failed
 
 EXIT_DAMAGED = 78
 
@@ -33,8 +36,20 @@ def test_a_damaged_record_keeps_the_master_from_starting_with_a_sentence_that_na
             assert master.process is not None
             assert master.process.wait(30) == EXIT_DAMAGED
             (sentence,) = master.log_text().splitlines()[before:]
-            for part in (str(journal), "table 'policies'", "policy 'bad'", "checksum", "admin journal repair"):
+            for part in (str(journal), "table 'policies'", "policy 'bad'", "checksum", "admin journal check"):
                 assert part in sentence
-            change(journal, "DELETE FROM policies WHERE policy = 'bad'")
+            assert repair("check", journal.parent) == (1, True)
+            assert repair("repair", journal.parent) == (0, True)
+            assert repair("check", journal.parent) == (0, False)
             master.start()
             assert isinstance(peer.ask(GetPolicy(policy="good"), timeout_s=30).message, PolicyInfo)
+            assert failed(peer.ask(GetPolicy(policy="bad"))).code is ErrorCode.NOT_FOUND
+            assert (journal.parent / "journal.db.damaged-1").exists()
+
+
+def repair(verb: str, folder: Path) -> tuple[int, bool]:
+    """Run the operator's command; return its exit code, and whether it names the damaged record."""
+    command = [sys.executable, "-m", "joynexus", "admin", "journal", verb, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.returncode, "the record of table 'policies' with tenant 'acme', policy 'bad'" in done.stdout

@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from common.journal import rows
-from common.journal.journal import NEWEST_SCHEMA, Journal, JournalDamagedError, JournalError, journal_url
+from common.journal.journal import Journal, JournalDamagedError, JournalError, journal_url
+from common.journal.opening import NEWEST_SCHEMA
 from common.journal.records import (
     BlobRecord,
     CheckpointRecord,
@@ -188,7 +189,7 @@ def test_a_journal_of_a_newer_release_is_refused_with_a_sentence(journal: Journa
 
 def test_a_file_that_is_no_journal_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "journal.db").write_bytes(b"certainly not a database" * 100)
-    with pytest.raises(JournalDamagedError, match="is damaged: file is not a database; put the file back"):
+    with pytest.raises(JournalDamagedError, match=r"is damaged \(put it back from a copy, .*: file is not a database"):
         Journal(journal_url(tmp_path / "journal.db"))
 
 

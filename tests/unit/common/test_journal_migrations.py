@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import common
-from common.journal.journal import NEWEST_SCHEMA, Journal, journal_url
+from common.journal.journal import Journal, journal_url
+from common.journal.opening import NEWEST_SCHEMA
 from tests.unit.common.journals.record import FOLDER, PAYLOADS, as_json
 
 RECORDED = sorted(FOLDER.glob("*.sql"))

@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from common.journal.journal import NEWEST_SCHEMA, Journal, journal_url
+from common.journal.journal import Journal, journal_url
+from common.journal.opening import NEWEST_SCHEMA
 from common.journal.records import JobRecord, OpDone, OpRecord, OpsCovered, Record
 from joynexus.specs import JobSpec
 from tests.wire.samples import make
