@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "promises.md").read_text()
-_NAMED = re.compile(r"^- `([\w/]+\.py)::(test_\w+)`$", re.MULTILINE)
+_NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+_CASE = re.compile(r"^\| (\d+) \|.*$", re.MULTILINE)
 
 
+@functools.cache
 def functions_of(path: Path) -> set[str]:
     if not path.is_file():
         return set()
@@ -24,13 +27,30 @@ def test_every_test_that_the_page_names_exists() -> None:
     assert not missing, f"docs/promises.md names tests that are not there: {missing}"
 
 
-def test_every_promise_has_a_test() -> None:
-    promises = re.split(r"^(?=\*\*)", PAGE, flags=re.MULTILINE)[1:]
+def test_every_promise_and_every_case_has_a_test() -> None:
+    promises = re.split(r"^(?=\*\*)", PAGE.partition("\n## Cases of fault")[0], flags=re.MULTILINE)[1:]
+    cases = [found[0] for found in _CASE.finditer(PAGE)]
     assert promises
-    bare = [promise.splitlines()[0] for promise in promises if not _NAMED.search(promise)]
+    assert cases
+    bare = [text.splitlines()[0] for text in (*promises, *cases) if not _NAMED.search(text)]
     assert not bare, f"docs/promises.md promises what no test holds: {bare}"
 
 
-def test_every_line_of_a_list_names_a_test() -> None:
-    lines = [line for line in PAGE.splitlines() if line.startswith("-")]
-    assert len(lines) == len(_NAMED.findall(PAGE))
+def test_every_case_of_the_harness_is_on_the_page() -> None:
+    """Its tests stand in the row of the number that they are marked with."""
+    rows = {int(found[1]): found[0] for found in _CASE.finditer(PAGE)}
+    assert list(rows) == sorted(rows)
+    for path in (ROOT / "tests" / "chaos").glob("test_*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                for number in _numbers(function):
+                    assert f"`chaos/{path.name}::{function.name}`" in rows.get(number, ""), (number, function.name)
+
+
+def _numbers(function: ast.FunctionDef) -> list[int]:
+    marks = [node for node in function.decorator_list if isinstance(node, ast.Call)]
+    return [
+        int(mark.args[0].value)
+        for mark in marks
+        if ast.unparse(mark.func) == "pytest.mark.case" and isinstance(mark.args[0], ast.Constant)
+    ]
