@@ -115,7 +115,7 @@ def _role(master: Master, kind: Kind, number: int, holds: Holds, pace: float, mi
 
 def _wait_for(master: Master, workers: int) -> None:
     deadline = time.monotonic() + _READY_S
-    with joynexus.connect(master.keyring.cluster_file("bench"), timeout_s=30) as client:
+    with joynexus.connect(master.keyring.cluster_file("bench"), timeout_s=_READY_S) as client:
         while len(client.status().roles) < workers:
             assert time.monotonic() < deadline, f"only these came up: {client.status().roles}"
             time.sleep(0.1)
