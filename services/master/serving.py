@@ -12,11 +12,11 @@ from collections.abc import Callable
 import msgspec
 
 from common.journal.records import VersionRecord
-from joynexus.wire import Failure
+from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.back import WeightsApplied, WeightsOffer, WeightsRefused
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
-from services.master.outbox import Outbox
+from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
 from services.master.roster import Roster, Worker
@@ -108,6 +108,12 @@ class Serving:
     def on_refused(self, said: BackMessage, message: WeightsRefused) -> None:
         """A worker cannot use a version; the older one keeps serving."""
         worker = self._roster.of(said)
+        if _offer_id(message) not in worker.given:  # it is said again, or that was never offered to this one
+            raise refuse(
+                ErrorCode.STALE,
+                f"version {message.version} of policy '{message.policy[:80]}' is not offered to this worker (any "
+                "more): drop it",
+            )
         self._roster.take(worker, _offer_id(message))
         policy = self._policies.find(message.tenant, message.policy)
         version = policy.versions.get(message.version) if policy else None

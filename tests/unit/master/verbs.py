@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import blake3
 import msgspec
@@ -80,10 +80,10 @@ class _Socket:
 
 
 def _unheard(made: type[Any]) -> dict[str, Any]:
-    """Callbacks for all that a class insists on telling somebody."""
+    """All that a class insists on: callbacks to whoever wants to hear of it, and generous numbers."""
     fields = inspect.signature(made).parameters.values()
-    needed = [field.name for field in fields if field.kind is field.KEYWORD_ONLY and field.default is field.empty]
-    return {name: lambda *args, **named: None for name in needed}
+    needed = [field for field in fields if field.kind is field.KEYWORD_ONLY and field.default is field.empty]
+    return {field.name: 1000 if field.annotation == "int" else lambda *args, **named: None for field in needed}
 
 
 class Doors(World):
@@ -160,13 +160,16 @@ class Scene:
 
     Attributes:
         ids: what `a` has, by kind of thing: what `b` has learnt of somehow.
+        env_credit: what its env worker takes at once.
     """
+
+    env_credit: ClassVar[dict[str, int]] = {"simulator": 1, "data": 1}
 
     def __init__(self, folder: Path, *, a_is_here: bool = True) -> None:
         self.world = world = Doors(folder)
         self.trainer = FakeTrainer(world, "inc-trainer", key="t")
         self.inference = FakeInference(world, "inc-inference", key="i")
-        self.env = FakeEnv(world, "inc-env", key="e")
+        self.env = FakeEnv(world, "inc-env", key="e", credit=self.env_credit)
         self.ids: dict[str, Any] = {}
         self._busy = 7 if a_is_here else 1
         if a_is_here:
@@ -242,7 +245,7 @@ class Scene:
 
     # What there is to see
 
-    def view(self, tenant: str) -> list[Any]:
+    def view(self, tenant: str, *, leave_out: tuple[type, ...] = ()) -> list[Any]:
         """All that a tenant can see of itself, and all that the journal has of it."""
         ask = self.ask
         policies = ask(ListPolicies(), PolicyList, tenant=tenant).policies
@@ -254,7 +257,11 @@ class Scene:
         seen += [record for record in self.world.journal.load() if getattr(record, "tenant", None) == tenant]
         digests = (self.ids.get(name, "") for name in ("file", "payload", "unfinished", "version", "state"))
         seen += [self.world.core.may_read(tenant, digest) for digest in digests]
-        return seen
+        return [
+            thing
+            for thing in seen
+            if not isinstance(thing[0] if isinstance(thing, list) and thing else thing, leave_out)
+        ]
 
 
 _COUNTED = re.compile(r"\bid\d+\b")
