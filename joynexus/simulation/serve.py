@@ -55,7 +55,7 @@ RESULT_S = 600.0
 """How long a result waits for a master that is away."""
 GOODBYE_S = 3.0
 RECYCLING = Recycling(episodes=1000, memory_mib=1024, handles=64)
-"""When a worker process is replaced while no episode runs in it; an environment that does not leak is made anew now and then."""
+"""When a worker process is replaced, while no episode runs in it; one that does not leak is replaced now and then."""
 _GONE = frozenset({ErrorCode.STALE, ErrorCode.NOT_REGISTERED})
 
 Work = Rollout | DescribeSimulator
