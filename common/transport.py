@@ -12,6 +12,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from common.failpoints import failpoint
+from common.refusals import Refusals, name_of
 from joynexus.keys import Domain, KeyPair, KeyRegistry
 from joynexus.transport import Context, Socket, common_options
 
@@ -58,10 +59,10 @@ def peer_key(frame: zmq.Frame) -> str:
 class _Door:
     """Says which keys one domain lets in. pyzmq calls it for every handshake."""
 
-    def __init__(self, registry: KeyRegistry, domain: Domain) -> None:
+    def __init__(self, registry: KeyRegistry, domain: Domain, refusals: Refusals) -> None:
         self._registry = registry
         self._domain = domain
-        self.refused = 0
+        self._refusals = refusals
 
     def callback(self, domain: str, key: bytes) -> bool:
         try:
@@ -70,9 +71,11 @@ class _Door:
         except (OSError, ValueError) as error:  # a damaged registry lets nobody in, and the next handshake tries again
             log.error("%s", error)
             entry = None
-        allowed = entry is not None and entry.domain == self._domain
-        self.refused += not allowed
-        return allowed
+        if entry is not None and entry.domain == self._domain:
+            return True
+        why = "nobody knows it" if entry is None else f"it is a {entry.domain}'s, and this is a {self._domain}s' door"
+        self._refusals.note("handshake", name_of(entry, key.decode(errors="replace")), why)
+        return False
 
 
 class Authenticator:
@@ -80,7 +83,8 @@ class Authenticator:
 
     def __init__(self, context: Context, registry: KeyRegistry) -> None:
         self._zap = ThreadAuthenticator(context, log=logging.getLogger("zmq.auth"))
-        self._doors = [_Door(registry, "tenant"), _Door(registry, "worker")]
+        self._refusals = Refusals("key refused")
+        self._doors = [_Door(registry, "tenant", self._refusals), _Door(registry, "worker", self._refusals)]
         self._zap.start()
         for door in self._doors:
             self._zap.configure_curve_callback(domain=door._domain, credentials_provider=door)
@@ -88,7 +92,7 @@ class Authenticator:
     @property
     def refused(self) -> int:
         """Handshakes refused so far."""
-        return sum(door.refused for door in self._doors)
+        return self._refusals.counts.total()
 
     @property
     def alive(self) -> bool:

@@ -36,6 +36,9 @@ def status(config: Config = None, json: Json = False) -> None:
         typer.echo(sentence)
     _show_lanes(cluster.lanes)
     typer.echo(_counts(cluster))
+    if cluster.counts:
+        counted = ", ".join(f"{what} {count}" for what, count in sorted(cluster.counts.items()))
+        typer.echo(f"refused or failed since the master started: {counted}")
 
 
 def _show_roles(roles: Sequence[RoleStatus], instances: Sequence[InstanceHealth]) -> None:

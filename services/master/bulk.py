@@ -24,6 +24,7 @@ import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
 from common.failpoints import failpoint
+from common.refusals import Refusals, name_of
 from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
@@ -120,6 +121,7 @@ class BulkService:
         self._wakeup = Wakeup()
         self._stopping = False
         self.counts: Counter[str] = Counter()
+        self._refusals = Refusals("blob request refused", self.counts)
         self._faults = DiskFaults(self.counts)
         self._removal = Removal(
             store, self._unreferenced, lambda digest: digest in self._arriving, self._faults, self.counts
@@ -198,9 +200,10 @@ class BulkService:
             del self._arriving[digest]
 
     def _take(self, peer: Peer, frames: list[Buffer], key: str) -> None:
-        request = admit(peer, frames, look_up(self._registry, key))
+        entry = look_up(self._registry, key)
+        request = admit(peer, frames, entry)
         if isinstance(request, Refused):
-            self.counts[request.reason] += 1
+            self._refusals.note(request.reason, name_of(entry, key), request.failure.message)
             self._send(peer, request.failure, re=request.re)
         elif isinstance(request, BlobMessage):
             self._step(self._serve, request)

@@ -59,7 +59,7 @@ from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
 from services.master.policies import Policies
 from services.master.policy import Policy
-from services.master.reports import Reports
+from services.master.reports import Counts, Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.tasks import EnvQueue
@@ -80,9 +80,12 @@ class MasterCore:
         new_id: gives ids that never repeat, not even after a restart (32 random hex digits, or a counter in tests).
         sources: what may be read.
         now: time in seconds since the Unix epoch, by a clock that never jumps while the master runs.
+        counts: gives what the shell refused or failed at so far, by kind, for operators to see.
     """
 
-    def __init__(self, config: CoreConfig, *, new_id: Callable[[], str], sources: Sources, now: float) -> None:
+    def __init__(
+        self, config: CoreConfig, *, new_id: Callable[[], str], sources: Sources, now: float, counts: Counts = dict
+    ) -> None:
         self._config = config
         self._outbox = outbox = Outbox(new_id, config.retry_s)
         outbox.now = now
@@ -149,6 +152,7 @@ class MasterCore:
             self._serving,
             self._hosts,
             {"training": training, "inference": acting, "env": env},
+            counts,
         )
         self._outcomes.finished = self._op_finished
         self._outcomes.published = self._serving.offer

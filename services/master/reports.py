@@ -8,7 +8,7 @@ scan: people ask, a few times a second.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from joynexus.wire.front import ClusterStatus, LaneStatus, Status
 from services.master.acting import Acting
@@ -24,12 +24,16 @@ from services.master.serving import Serving
 from services.master.tasks import EnvQueue
 from services.master.training import Training
 
+Counts = Callable[[], Mapping[str, int]]
+"""Gives counts by kind, as they are now."""
+
 
 class Reports:
     """Describes the cluster.
 
     Args:
         counters: use by tenant, by queue.
+        counts: gives what was refused or failed so far, by kind.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Reports:
         serving: Serving,
         hosts: Hosts,
         counters: Mapping[str, Counters],
+        counts: Counts,
     ) -> None:
         self._outbox = outbox
         self._server = server
@@ -59,6 +64,7 @@ class Reports:
         self._serving = serving
         self._hosts = hosts
         self._counters = counters
+        self._counts = counts
 
     def on_status(self, asked: FrontMessage | BackMessage, message: Status) -> None:
         """Describe roles, hosts, lanes, policies and jobs: all to operators and workers, a tenant's own to it.
@@ -78,6 +84,7 @@ class Reports:
             jobs_running=self._jobs.running(tenant),
             versions_in_service=self._serving.count(tenant),
             policies_resident=sum(policy.resident for policy in policies),
+            counts=dict(self._counts()) if tenant is None else {},
         )
         self._outbox.answer(asked, status)
 

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import zmq
 
@@ -27,6 +27,7 @@ from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
 from common.progress import Progress, Watchdog
+from common.refusals import Refusals, name_of
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import Authenticator
@@ -79,7 +80,7 @@ class MasterService:
         self._journal = Journal(journal_url(settings.state_dir / "journal.db"))
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
-        self._core = make_core(settings, ShellSources(self._journal, self._store), _now())
+        self._core = make_core(settings, ShellSources(self._journal, self._store), _now(), self._all_counts)
         # Before any door opens: nobody is answered by a master that cannot read its own memory.
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
@@ -98,6 +99,7 @@ class MasterService:
         self._oplog = OpLog()
         self._stopping = False
         self.counts: Counter[str] = Counter()
+        self._refusals = Refusals("message refused", self.counts)
         try:
             sockets = open_doors(self._context, settings)
         except ValueError:
@@ -162,9 +164,10 @@ class MasterService:
         self._take_inbox()
         for door, opened in self._sockets.items():
             for peer, frames, key in receive(opened, door, at_once=AT_ONCE, heard=self._doorkeeper.heard):
-                event = admit(peer, frames, look_up(self._registry, key))
+                entry = look_up(self._registry, key)
+                event = admit(peer, frames, entry)
                 if isinstance(event, Refused):
-                    self._refuse(peer, event)
+                    self._refuse(peer, event, name_of(entry, key))
                 elif not isinstance(event, BlobMessage):  # those come through other doors
                     if isinstance(event, FrontMessage):
                         self._oplog.came(event, _now())
@@ -247,13 +250,16 @@ class MasterService:
         self.counts["undeliverable"] += 1
         return Undeliverable(peer=peer, id=command.id)
 
-    def _refuse(self, peer: Peer, refused: Refused) -> None:
-        self.counts[refused.reason] += 1
-        count = self.counts[refused.reason]
-        if count & (count - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
-            log.warning("message refused", reason=refused.reason, why=refused.failure.message, count=count)
+    def _refuse(self, peer: Peer, refused: Refused, key: str) -> None:
+        self._refusals.note(refused.reason, key, refused.failure.message)
         answer: Message = refused.failure
-        send(self._sockets[peer.door], peer, encode(answer, id=f"x{count}", re=refused.re))
+        send(self._sockets[peer.door], peer, encode(answer, id=f"x{self.counts.total()}", re=refused.re))
+
+    def _all_counts(self) -> Counter[str]:
+        """Return what all threads refused or failed at since the start, by kind."""
+        # Each of them goes on counting; a copy is made at one moment.
+        others = {"handshake": self._authenticator.refused, "bug": self._guard.faults.total()}
+        return self.counts + Counter(self._bulk.counts) + Counter(others)
 
     def _flush(self) -> None:
         if self._unwritten:
@@ -300,7 +306,9 @@ def _now() -> float:
     return _EPOCH + time.monotonic()
 
 
-def make_core(settings: MasterSettings, sources: Sources, now: float) -> MasterCore:
+def make_core(
+    settings: MasterSettings, sources: Sources, now: float, counts: Callable[[], Mapping[str, int]] = dict
+) -> MasterCore:
     """Make the core that these settings ask for."""
     config = CoreConfig(
         beat_ms=settings.beat_ms,
@@ -313,7 +321,7 @@ def make_core(settings: MasterSettings, sources: Sources, now: float) -> MasterC
         kills=settings.max_kills,
     )
     prefix, numbers = os.urandom(8).hex(), itertools.count(1)
-    return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now)
+    return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now, counts=counts)
 
 
 def _give_up() -> None:

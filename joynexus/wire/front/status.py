@@ -57,6 +57,8 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
 
     Attributes:
         policies, policies_resident: registered, and of these in a trainer's memory.
+        counts: to operators: what was refused or failed since the master started, by kind: `handshake` (keys that
+            were not let in), `key`, `scope`, `role`, `malformed` (messages), `undeliverable` (answers), `disk`, `bug`
     """
 
     server: str
@@ -67,6 +69,7 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
     jobs_running: int
     versions_in_service: int
     policies_resident: int = 0
+    counts: dict[str, int] = {}
 
 
 class GetUsage(Wire, frozen=True, kw_only=True):
