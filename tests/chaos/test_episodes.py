@@ -17,7 +17,8 @@ from tests.chaos.verdict import Verdict
 from tests.process.test_rl import learn, numbers, rl
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # on a busy host a cluster starts in minutes
+# On a busy host a cluster starts in minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

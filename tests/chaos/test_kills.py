@@ -55,20 +55,20 @@ def disturbed(cluster: Cluster, policy: str, name: str, fault: str) -> Numbers:
     return found
 
 
-def at(number: int, name: str, time: int) -> ParameterSet:
+def at(number: int, name: str, time: int, *more: pytest.MarkDecorator) -> ParameterSet:
     """A kill of whoever comes by at a place for the n-th time since the job was submitted."""
     role = name.partition(".")[0]
-    return pytest.param(name, time, marks=pytest.mark.case(number, f"the {role} is killed in a job"), id=name)
+    return pytest.param(name, time, marks=[pytest.mark.case(number, f"the {role} is killed in a job"), *more], id=name)
 
 
 KILLS = [
-    at(1, "master.append", 12),
-    at(2, "trainer.forward_backward", 5),
+    at(1, "master.append", 12, pytest.mark.thorough),
+    at(2, "trainer.forward_backward", 5, pytest.mark.thorough),
     at(3, "inference.load_version", 1),
     at(2, "trainer.write_checkpoint", 2),
     at(1, "master.after_fsync_before_ack", 12),
-    at(2, "trainer.optim_step", 15),
-    at(2, "trainer.before_answer", 8),
+    at(2, "trainer.optim_step", 15, pytest.mark.thorough),
+    at(2, "trainer.before_answer", 8, pytest.mark.thorough),
 ]
 
 
