@@ -1,7 +1,7 @@
 """Clusters for tests, on addresses that nobody else takes while one of their roles is being started again.
 
-In: a folder and what to run. Out: a cluster that is up, ended with the test. Never: an address that was handed out
-before, or one that another process of tests (rings run several at once) may be handed.
+In: a folder and what to run. Out: a cluster that is up, ended with the test. Never: an address that somebody listens
+on, one of the last few hundred handed out, or one that another process of tests (rings run several at once) may be handed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _own_ports() -> tuple[socket.socket, Iterator[int]]:
 
 
 def own_addresses() -> Addresses:
-    """Addresses on which nobody listens now, and nobody else will."""
+    """Addresses on which nobody listens now, and no other process of tests will."""
     _, ports = _own_ports()
     free: list[str] = []
     while len(free) < len(Addresses.__struct_fields__):
