@@ -1,7 +1,7 @@
 """Clusters for tests, on addresses that nobody else takes while one of their roles is being started again.
 
 In: a folder and what to run. Out: a cluster that is up, ended with the test. Never: an address that somebody listens
-on, one of the last few hundred handed out, or one that another process of tests (rings run several at once) may be handed.
+on, one of the last few hundred handed out, or one that another process of tests may be handed (rings run several).
 """
 
 from __future__ import annotations
