@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.failpoints import VARIABLE
-from joynexus.wire import ErrorCode, Failure
+from joynexus.wire import ErrorCode, Failure, encode
 from joynexus.wire.front import Accepted, AcquireLease, CreatePolicy, GetPolicy, Lease, Ping, PolicyInfo, Pong
 from tests.chaos.verdict import Verdict
 from tests.process.master_process import MasterProcess, Peer
@@ -17,7 +17,8 @@ from tests.process.test_master import SPEC, forward
 from tests.waiting import until
 
 OPS = 3
-TTL_MS = 5000
+SHORT_LEASE_MS = 15_000
+"""Short enough to wait for its end, long enough not to end on a machine that has much else to do."""
 
 
 @pytest.fixture
@@ -30,11 +31,13 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def driving(master: MasterProcess, name: str = "laptop", tenant: str = "acme") -> Iterator[tuple[Peer, str]]:
+def driving(
+    master: MasterProcess, name: str = "laptop", tenant: str = "acme", ttl_ms: int = 300_000
+) -> Iterator[tuple[Peer, str]]:
     """A tenant that drives a policy, with some ops behind it."""
     with master.tenant(name, tenant=tenant) as peer:
         assert isinstance(peer.ask(CreatePolicy(policy="p", spec=SPEC)).message, PolicyInfo)
-        lease = peer.ask(AcquireLease(policy="p", holder=name, ttl_ms=TTL_MS)).message
+        lease = peer.ask(AcquireLease(policy="p", holder=name, ttl_ms=ttl_ms)).message
         assert isinstance(lease, Lease)
         for seq in range(1, OPS + 1):
             assert isinstance(op(peer, lease.lease, seq), Accepted)
@@ -80,10 +83,9 @@ def test_op_whose_acknowledgement_was_lost_with_the_master_is_there_once(
     with MasterProcess(tmp_path) as master, driving(master) as (peer, lease):
         (points / point).write_text("kill")
         message, buffers = forward(lease, OPS + 1)
-        with pytest.raises(AssertionError, match="no answer"):
-            peer.ask(message, buffers, timeout_s=2)
+        peer.send(encode(message, id="lost", buffers=buffers))
         with verdict("I6"):
-            assert (points / f"{point}.struck").exists()
+            until((points / f"{point}.struck").exists)
         master.kill()
         master.start()
         with verdict("I1"):
@@ -103,15 +105,15 @@ def test_policy_of_a_killed_client_goes_to_the_next_one_after_its_silence_with_e
     tmp_path: Path, verdict: Verdict
 ) -> None:
     with MasterProcess(tmp_path) as master:
-        with driving(master) as (_, old):
+        with driving(master, ttl_ms=SHORT_LEASE_MS) as (_, old):
             pass  # the connection goes, and nobody gave the lease back
         with master.tenant("another-laptop") as peer:
-            ask = AcquireLease(policy="p", holder="another-laptop", ttl_ms=TTL_MS)
+            ask = AcquireLease(policy="p", holder="another-laptop", ttl_ms=SHORT_LEASE_MS)
             refused = peer.ask(ask).message
             with verdict("I3"):
                 assert isinstance(refused, Failure)
                 assert refused.code is ErrorCode.CONFLICT
-                until(lambda: isinstance(peer.ask(ask).message, Lease), seconds=30)
+                until(lambda: isinstance(peer.ask(ask).message, Lease))
             with verdict("I1"):
                 lease = peer.ask(ask).message
                 assert isinstance(lease, Lease)

@@ -95,21 +95,35 @@ def meanwhile(work: object, *arguments: object) -> Iterator[None]:
     assert not failures, failures
 
 
+class Neighbour:
+    """Another tenant, with a good network, who asks again and again."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self.served = 0
+
+    def goes_on(self) -> None:
+        """Wait until more of its requests were answered: now, whatever is wrong with somebody else's network."""
+        before = self.served
+        with self._verdict("I5"):
+            until(lambda: self.served >= before + 5, seconds=PATIENCE_S)
+
+
 @contextmanager
-def beside(master: MasterProcess, name: str, verdict: Verdict) -> Iterator[None]:
-    """While this lasts, another tenant with a good network is served without a pause."""
+def beside(master: MasterProcess, name: str, verdict: Verdict) -> Iterator[Neighbour]:
+    """While this lasts, another tenant asks; none of its requests may stay without an answer."""
     over = threading.Event()
-    served = 0
+    neighbour = Neighbour(verdict)
 
     def ping(peer: Peer) -> None:
-        nonlocal served
-        while not over.is_set() or served < 20:
-            assert isinstance(peer.ask(Ping(), timeout_s=5.0).message, Pong)  # not asked twice
-            served += 1
+        while not over.is_set():
+            assert isinstance(peer.ask(Ping(), timeout_s=PATIENCE_S).message, Pong)
+            neighbour.served += 1
 
     with verdict("I5"), master.tenant(name, tenant=name) as peer, meanwhile(ping, peer):
         try:
-            yield
+            neighbour.goes_on()
+            yield neighbour
         finally:
             over.set()
 
@@ -118,10 +132,11 @@ def beside(master: MasterProcess, name: str, verdict: Verdict) -> Iterator[None]
 def test_silent_network_is_noticed_by_both_ends_and_an_op_lost_in_it_is_applied_once(
     master: MasterProcess, verdict: Verdict
 ) -> None:
-    with beside(master, "neighbour-8", verdict), behind_a_network(master, "silent") as tenant:
+    with beside(master, "neighbour-8", verdict) as neighbour, behind_a_network(master, "silent") as tenant:
         tenant.op()
         tenant.network.faults.blackhole = True
         with verdict("I3"), meanwhile(tenant.op):
+            neighbour.goes_on()
             until(lambda: tenant.network.hung_up >= 2, seconds=30)  # both ends: heartbeats are missed
             tenant.network.faults.blackhole = False
         tenant.op()
@@ -145,13 +160,14 @@ def test_reset_connections_cost_no_op_and_double_none(master: MasterProcess, ver
 
 @pytest.mark.case(9, "blackouts again and again")
 def test_blackouts_delay_ops_and_lose_none(master: MasterProcess, verdict: Verdict) -> None:
-    with beside(master, "neighbour-9", verdict), behind_a_network(master, "blackouts") as tenant:
+    with beside(master, "neighbour-9", verdict) as neighbour, behind_a_network(master, "blackouts") as tenant:
         for _ in range(6):
             tenant.op()
             tenant.network.faults.blackhole = True
             before = tenant.network.heard
             with verdict("I3"), meanwhile(tenant.op):
                 until(lambda before=before: tenant.network.heard > before)
+                neighbour.goes_on()
                 tenant.network.faults.blackhole = False
         with verdict("I1"):
             assert tenant.taken() == tenant.acknowledged == 12
@@ -164,12 +180,13 @@ def test_slow_upload_holds_up_itself_alone(master: MasterProcess, verdict: Verdi
     part = 100_000
     with behind_a_network(master, "slow") as tenant:
         tenant.bulk.faults.bandwidth = 100_000.0
-        with beside(master, "neighbour-11", verdict):
+        with beside(master, "neighbour-11", verdict) as neighbour:
             begun = tenant.peer.ask(BlobBegin(digest=digest, nbytes=len(data)), bulk=True, timeout_s=PATIENCE_S)
             assert begun.message == BlobOffset(digest=digest, offset=0)
             for offset in range(0, len(data), part):
                 chunk = BlobChunk(digest=digest, offset=offset)
-                answer = tenant.peer.ask(chunk, [data[offset : offset + part]], bulk=True, timeout_s=PATIENCE_S)
+                with meanwhile(neighbour.goes_on):
+                    answer = tenant.peer.ask(chunk, [data[offset : offset + part]], bulk=True, timeout_s=PATIENCE_S)
                 tenant.op()  # control does not stand behind bulk
         with verdict("I1"):
             assert answer.message == BlobOffset(digest=digest, offset=len(data), complete=True)
