@@ -75,4 +75,4 @@ down: install  ## and its end
 	@$(VENV)/bin/joynexus down
 
 clean:  ## remove what was built (not .joynexus: that holds work)
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache runs
