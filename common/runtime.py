@@ -24,7 +24,7 @@ from types import TracebackType
 
 from common.blob_access import BlobAccess
 from common.progress import Progress, Watchdog
-from common.session import Answer, Drop, Event, Said, Work, WorkerSession
+from common.session import Answer, Drop, Event, Misfit, Said, Work, WorkerSession
 from common.settings import WorkerSettings
 from common.telemetry import get_logger
 from common.worker_io import WorkerIO
@@ -36,6 +36,9 @@ log = get_logger(__name__)
 
 EXIT_SECOND_SIGNAL = 143
 """Exit code when a second SIGTERM cuts the orderly end short."""
+
+EXIT_MISFIT = 78
+"""Exit code when the master speaks no protocol that this worker does: another start cannot help (EX_CONFIG)."""
 
 _REMEMBERED = 4096
 """Answered pieces of work that are recognised if they are given again; likewise cancelled ones."""
@@ -73,6 +76,7 @@ class WorkerRuntime:
         self.progress = progress or Progress()
         self._cluster = ClusterFile.load(settings.cluster_file)
         self._signals = signals
+        self._exit = exit
         self._ids = itertools.count(1)
         self._changed = threading.Condition()
         self._work: deque[Packet] = deque()
@@ -230,6 +234,9 @@ class WorkerRuntime:
                             answer.set_result(packet)
                     case Said(level, what, values):
                         getattr(log, level)(what, **values)
+                    case Misfit(why):
+                        log.critical("not registered", why=why)
+                        self._exit(EXIT_MISFIT)
             self._changed.notify_all()
 
     def _take(self, packet: Packet) -> None:

@@ -23,6 +23,7 @@ from joynexus.wire import (
     encode,
     failure,
     kind_of,
+    limits,
 )
 from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
 from joynexus.wire.errors import RETRYABLE
@@ -67,7 +68,13 @@ class Said(msgspec.Struct, frozen=True):
     values: dict[str, object] = {}
 
 
-Event = Work | Drop | Answer | Said
+class Misfit(msgspec.Struct, frozen=True):
+    """This worker and the master have no protocol version in common: it is of no use until one of them changes."""
+
+    why: str
+
+
+Event = Work | Drop | Answer | Said | Misfit
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -121,7 +128,9 @@ class WorkerSession:
 
     def register(self, register: Register) -> None:
         """Register as this from now on (again, if it was something else before)."""
-        self._register, self._register_at, self.registered = register, 0.0, False
+        spoken = {"protocol_min": limits.PROTOCOL_MIN, "protocol_max": limits.PROTOCOL}
+        self._register = msgspec.structs.replace(register, **spoken)
+        self._register_at, self.registered = 0.0, False
 
     def say(self, frames: list[Buffer]) -> None:
         """Have a result delivered."""
@@ -274,6 +283,8 @@ class WorkerSession:
             return []  # requests stay and are asked again after registration
         if re and re == self._register_id:
             self._register_at = now + REFUSED_S
+            if message.code is ErrorCode.UPGRADE_REQUIRED:
+                return [Misfit(message.message)]
             return [Said("error", "registration refused", {"why": message.message})]
         ask = self._asks.get(re)
         if ask is None:

@@ -59,6 +59,7 @@ from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
 from services.master.policies import Policies
 from services.master.policy import Policy
+from services.master.protocol import agree
 from services.master.reports import Counts, Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
@@ -287,19 +288,10 @@ class MasterCore:
         self._outbox.save([BlobRecord(tenant=event.tenant, digest=event.digest, nbytes=event.nbytes)], saved, lost)
 
     def _on_hello(self, asked: FrontMessage, message: front.Hello) -> None:
-        protocol = min(message.protocol_max, limits.PROTOCOL)
-        if protocol < max(message.protocol_min, limits.PROTOCOL_MIN):
-            raise JoyNexusError(
-                failure(
-                    ErrorCode.UPGRADE_REQUIRED,
-                    f"the client speaks protocols {message.protocol_min} to {message.protocol_max}, the service "
-                    f"{limits.PROTOCOL_MIN} to {limits.PROTOCOL}: upgrade the older of the two",
-                )
-            )
         self._outbox.answer(
             asked,
             front.Welcome(
-                protocol=protocol,
+                protocol=agree("client", message.protocol_min, message.protocol_max),
                 server=self._config.server,
                 tenant=asked.tenant,
                 scope=asked.scope,

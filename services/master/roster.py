@@ -17,12 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from joynexus.wire import Buffer, ErrorCode, Message
+from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message
 from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
 from joynexus.wire.front import RoleStatus
 from services.master.config import CoreConfig
 from services.master.events import BackMessage, Peer, Undeliverable
 from services.master.outbox import Outbox, refuse
+from services.master.protocol import agree
 
 _FALLEN_REMEMBERED = 1000
 _QUIET_BEATS = 2.0
@@ -123,6 +124,7 @@ class Roster:
 
     def on_register(self, said: BackMessage, message: Register) -> None:
         """Welcome a worker, or welcome it back."""
+        self._agree(said, message)
         if message.role not in said.roles:
             raise refuse(ErrorCode.FORBIDDEN, f"this key is not for a worker of role '{message.role}'")
         if not message.incarnation or len(message.incarnation) > 64:
@@ -265,11 +267,23 @@ class Roster:
         )
         self._lives[name] += 1
         self._by_peer[said.peer] = self._by_incarnation[message.incarnation] = self._by_name[name] = worker
-        lost = self._fallen.pop(message.incarnation, ())
-        self._outbox.answer(said, Registered(worker=name, beat_ms=self._config.beat_ms, lost=lost))
+        self._welcome(said, worker, lost=self._fallen.pop(message.incarnation, ()))
         self._outbox.log("info", "worker_joined", worker=name, pid=message.pid, lives=self._lives[name])
         for staff in self._staff[worker.role]:
             staff.joined(worker)
+
+    def _agree(self, said: BackMessage, message: Register) -> int:
+        try:
+            return agree("worker", message.protocol_min, message.protocol_max)
+        except JoyNexusError as error:
+            why = error.failure.message
+            self._outbox.log("warning", "worker_refused", key=said.key_name, worker_role=message.role, why=why)
+            raise
+
+    def _welcome(self, said: BackMessage, worker: Worker, lost: tuple[str, ...] = ()) -> None:
+        protocol = self._agree(said, worker.register)
+        registered = Registered(worker=worker.name, beat_ms=self._config.beat_ms, lost=lost, protocol=protocol)
+        self._outbox.answer(said, registered)
 
     def _check_batch_key(self, message: Register) -> None:
         """Refuse a worker that computes other numbers than those who do the same work."""
@@ -284,7 +298,7 @@ class Roster:
                 )
 
     def _resume(self, worker: Worker, said: BackMessage, message: Register) -> None:
-        self._outbox.answer(said, Registered(worker=worker.name, beat_ms=self._config.beat_ms))
+        self._welcome(said, worker)
         worker.heard = self._outbox.now
         if worker.peer == said.peer:
             return

@@ -25,7 +25,7 @@ from common.blobs import BlobStore
 from common.settings import WorkerSettings
 from common.transport import Authenticator, bind_router, bound_address
 from joynexus.keyring import Addresses, Keyring
-from joynexus.wire import Buffer, ErrorCode, Message, Packet, decode, encode, failure
+from joynexus.wire import Buffer, ErrorCode, Failure, Message, Packet, decode, encode, failure
 from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
 
@@ -42,6 +42,7 @@ class FakeMaster:
         forgetful: answer the next message of a worker with NOT_REGISTERED, as after a restart.
         deaf: ignore everything.
         lost: tasks to name in the next `Registered`.
+        refuses: answer to whoever registers, instead of a welcome.
     """
 
     def __init__(self, folder: Path, *, beat_ms: int = 100) -> None:
@@ -51,6 +52,7 @@ class FakeMaster:
         self.beats: list[Beat] = []
         self.forgetful = self.deaf = False
         self.lost: tuple[str, ...] = ()
+        self.refuses: Failure | None = None
         self.left = threading.Event()
         self._beat_ms = beat_ms
         self._known: set[bytes] = set()
@@ -131,6 +133,8 @@ class FakeMaster:
         match packet.message:
             case BlobBegin() | BlobChunk() | BlobRead():
                 answer, buffers = self._blob(packet)
+            case Register() if self.refuses is not None:
+                answer = self.refuses
             case Register():
                 self.registers.append(packet.message)
                 self.forgetful = False

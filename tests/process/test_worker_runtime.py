@@ -15,7 +15,7 @@ import pytest
 
 from common.runtime import WorkerRuntime
 from common.settings import EnvSettings
-from joynexus.wire import ErrorCode, JoyNexusError
+from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import IndicesDrawn, Register, SampleIndices
 from joynexus.wire.front import BlobRead, ClusterStatus, Status
 from tests.process.fake_master import FakeMaster
@@ -231,6 +231,14 @@ def test_sigterm_finishes_the_work_and_delivers_every_result(
     assert master.left.wait(10)
     assert master.expect(IndicesDrawn).message == IndicesDrawn(task="drained", attempt=1)
     assert process.wait(10) == 0
+
+
+def test_worker_of_another_protocol_ends_with_the_masters_sentence(master: FakeMaster, tmp_path: Path) -> None:
+    master.refuses = failure(ErrorCode.UPGRADE_REQUIRED, "the worker speaks protocol 9: install an older worker")
+    command = [sys.executable, "-c", WORKER, str(master.keyring.cluster_file("env")), str(tmp_path / "cache")]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 78, ended.stderr
+    assert "install an older worker" in (ended.stdout + ended.stderr).strip().splitlines()[-1]
 
 
 def test_wedged_worker_ends_itself(master: FakeMaster, process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,9 @@ Role = Literal["trainer", "inference", "env", "health"]
 
 
 class Register(Wire, frozen=True, kw_only=True):
-    """First message of a worker, and again after `NOT_REGISTERED`. Answer: `Registered`, or `FORBIDDEN`.
+    """First message of a worker, and again after `NOT_REGISTERED`.
+
+    Answer: `Registered`, `FORBIDDEN`, or `UPGRADE_REQUIRED`.
 
     Attributes:
         incarnation: random id of this process's life; a restarted process has another.
@@ -22,6 +24,7 @@ class Register(Wire, frozen=True, kw_only=True):
         heads: action modules that it knows (trainer, inference).
         max_slots, slot_bytes: policies that a trainer holds in memory, and bytes that they may take; 0 means no limit.
         detail: for status: device, numerics verdict, software versions.
+        protocol_min, protocol_max: protocol versions that it speaks.
     """
 
     role: Role
@@ -37,6 +40,8 @@ class Register(Wire, frozen=True, kw_only=True):
     max_slots: int = 0
     slot_bytes: int = 0
     detail: dict[str, str] = {}
+    protocol_min: int = 1
+    protocol_max: int = 1
 
 
 class Registered(Wire, frozen=True, kw_only=True):
@@ -46,11 +51,13 @@ class Registered(Wire, frozen=True, kw_only=True):
         worker: name given by the master, e.g. `trainer-1`.
         beat_ms: send a `Beat` this often.
         lost: tasks of this incarnation that were given to others meanwhile: drop them.
+        protocol: protocol version both sides use from here.
     """
 
     worker: str
     beat_ms: int
     lost: tuple[str, ...] = ()
+    protocol: int = 1
 
 
 class Beat(Wire, frozen=True, kw_only=True):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from common.session import ASK_AGAIN_S, Answer, Drop, Event, Said, Work, WorkerSession
-from joynexus.wire import ErrorCode, Message, Packet, decode, encode, failure
+import msgspec
+import pytest
+
+from common.session import ASK_AGAIN_S, Answer, Drop, Event, Misfit, Said, Work, WorkerSession
+from joynexus.wire import ErrorCode, Message, Packet, decode, encode, failure, limits
 from joynexus.wire.back import (
     Beat,
     BeatAck,
@@ -79,6 +82,23 @@ def test_registration_is_repeated_until_answered() -> None:
     assert len(master.pull(0.0)) == 1
     assert master.pull(1.0) == []
     assert [type(p.message) for p in master.pull(2.5)] == [Register]
+
+
+def test_registration_says_which_protocols_the_worker_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROTOCOL_MIN", 2)
+    monkeypatch.setattr(limits, "PROTOCOL", 3)
+    master = Master()
+    master.session.register(REGISTER)
+    (said,) = master.pull(0.0)
+    assert said.message == msgspec.structs.replace(REGISTER, protocol_min=2, protocol_max=3)
+
+
+def test_master_of_another_age_ends_the_worker_with_its_sentence() -> None:
+    master = Master()
+    master.session.register(REGISTER)
+    (said,) = master.pull(0.0)
+    refused = failure(ErrorCode.UPGRADE_REQUIRED, "install a newer worker")
+    assert master.tell(refused, 0.1, re=said.header.id) == [Misfit("install a newer worker")]
 
 
 def test_welcome_to_an_earlier_registration_is_ignored() -> None:
