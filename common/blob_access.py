@@ -158,7 +158,8 @@ class BlobAccess:
                 return self._cache.finish(digest)
             except ValueError as error:
                 wrong = error
-        raise JoyNexusError(failure(ErrorCode.BAD_DATA, str(wrong)))
+        sentence = f"blob {digest} is damaged where the master has it: restore it, or remove it and push it again"
+        raise JoyNexusError(failure(ErrorCode.BAD_DATA, sentence)) from wrong
 
     def _pull_from(self, digest: str, offset: int, nbytes: int) -> None:
         """Fetch what lies above `offset`, a window of chunks in flight."""

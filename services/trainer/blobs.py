@@ -22,7 +22,15 @@ PutBlob = Callable[[Path], tuple[str, int]]
 
 
 class Unreachable(Exception):  # noqa: N818 - a state of the world, which a retry may change
-    """Something the service itself should have at hand is not there; nobody's op is at fault, and none was done."""
+    """Something the service itself should have at hand is not there; nobody's op is at fault, and none was done.
+
+    Attributes:
+        code: `UNAVAILABLE`, or `BAD_DATA` if it is there and damaged: until somebody restores it, no retry helps.
+    """
+
+    def __init__(self, sentence: str, code: ErrorCode = ErrorCode.UNAVAILABLE) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class Blobs:
@@ -42,11 +50,13 @@ class Blobs:
         """Return a blob's file.
 
         Raises:
-            Unreachable: if it cannot be had now.
+            Unreachable: if it cannot be had now, or is damaged.
         """
         try:
             return self._open_blob(digest)
         except (KeyError, OSError, JoyNexusError) as error:
+            if isinstance(error, JoyNexusError) and error.code is ErrorCode.BAD_DATA:
+                raise Unreachable(str(error), error.code) from error
             raise Unreachable(f"blob {digest} cannot be had: {_reason(error)}") from error
 
     def read(self, digest: str) -> bytes:

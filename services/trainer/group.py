@@ -99,7 +99,7 @@ class GroupRun:
                 self._open_slot(opening)
                 self._paged_s[key] = elapsed()
             except Unreachable as error:
-                yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' cannot be opened now: {error}")
+                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened now: {error}")
             except JoyNexusError as error:
                 yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened: {error}")
             except torch.AcceleratorError:
@@ -171,7 +171,9 @@ class GroupRun:
             return work()
         except JoyNexusError as error:
             return make_done(self._slots[key], item, error=error.failure)
-        except (OutOfOrder, Unreachable, ForwardFailed) as error:
+        except Unreachable as error:  # no answer to the op: done again, it may find what is missing now
+            return self._fail(key, error.code, f"op {item.seq} of policy '{key[1]}' cannot be done: {error}")
+        except (OutOfOrder, ForwardFailed) as error:
             return self._fail(key, ErrorCode.UNAVAILABLE, str(error))
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from common.blobs import digest_file
-from joynexus.wire import ErrorCode
+from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import SlotFailed, TrainDone, TrainItem
 from joynexus.wire.front import OpResult
 from services.trainer import slots
@@ -260,6 +260,42 @@ def test_a_checkpoint_that_cannot_be_had_now_may_be_had_later(bench: Bench) -> N
     assert failed.error.code == ErrorCode.UNAVAILABLE
     bench.open_blob = opened
     assert bench.done(group)[0].step == 2
+
+
+def test_an_op_on_a_damaged_blob_is_never_counted_as_applied_and_the_master_hears_which_blob_it_is(bench: Bench) -> None:
+    """As an op's own error it would stand in the journal, while a replay on the restored blob changes the weights."""
+    manifest = small_dataset(bench.blobs)
+    group = Group(opening("arm")).train("arm", 1, Arrays(1)).steps("arm", 2, [3, 1], manifest)
+    opened = bench.open_blob
+
+    def damaged(digest: str) -> Path:
+        raise JoyNexusError(failure(ErrorCode.BAD_DATA, f"blob {digest} is damaged on the shared disk"))
+
+    bench.open_blob = damaged
+    first, failed = bench.run(group)
+    assert isinstance(first, TrainDone)
+    assert isinstance(failed, SlotFailed)
+    assert (failed.error.code, failed.error.category) == (ErrorCode.BAD_DATA, "user")
+    assert f"op 2 of policy 'arm' cannot be done: blob {manifest}" in failed.error.message
+    bench.open_blob = opened
+    restored = results(list(bench.done(group)))
+    bench.fresh()
+    assert results(list(bench.done(group))) == restored
+
+
+def test_a_policy_whose_checkpoint_is_damaged_is_not_opened_and_the_blob_is_named(bench: Bench) -> None:
+    bench.done(Group(opening("arm")).train("arm", 1, Arrays(1)))
+    saved = checkpoint(bench, 1)
+    bench.fresh()
+
+    def damaged(digest: str) -> Path:
+        raise JoyNexusError(failure(ErrorCode.BAD_DATA, f"blob {digest} is damaged on the shared disk"))
+
+    bench.open_blob = damaged
+    (failed,) = bench.run(Group(opening("arm", checkpoint=saved, applied_seq=1)).train("arm", 2, Arrays(2)))
+    assert isinstance(failed, SlotFailed)
+    assert failed.error.code == ErrorCode.BAD_DATA
+    assert saved in failed.error.message
 
 
 def test_a_checkpoint_says_what_it_covers_and_equal_states_have_equal_digests(bench: Bench, tmp_path: Path) -> None:
