@@ -6,8 +6,9 @@ a restart of anything that did not fail, or an endless fast loop of restarts.
 The rules:
 
 - An instance whose process ended is started again, after a pause that grows with each quick failure.
-- An orderly end (exit code 0, or a signal that asks for one) is no failure. An instance that goes so before it was up
-  is not started again at once either, but it is in no crash loop.
+- An orderly end (exit code 0, or a signal that asks for one) is no failure, nor is a SIGKILL from outside (not by the
+  kernel for want of memory). An instance that goes so before it was up is not started again at once either, but it is
+  in no crash loop.
 - After `LOOP_FAILURES` quick failures it is in a crash loop: it is tried only every `LOOP_PAUSE_S`, and the reason is
   shown. An exit code that says that another start cannot help leads there at once.
 - A live process is killed (and so started again) if the master lost it, if it does not register, or if its counter
@@ -62,11 +63,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         how: in a clause.
         code: its exit code, or minus the signal that ended it; None if nobody knows.
+        outside: somebody else ended it, or nobody can know: then its next end tells more.
     """
 
     name: str
     how: str
     code: int | None = None
+    outside: bool = False
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +186,7 @@ class HealthCore:
         was_up = self._is_up(instance)
         if now - instance.started_at >= STABLE_S:
             instance.failures = 0
-        if event.code in ORDERLY and not instance.doomed:
+        if (event.code in ORDERLY or event.outside) and not instance.doomed:
             pause = PAUSES_S[0] if was_up else PAUSES_S[-1]
         else:
             instance.failures = LOOP_FAILURES if event.code == NO_USE else instance.failures + 1

@@ -56,6 +56,7 @@ class LocalSupervisor:
         self._roles = {role.name: role for role in plan.roles}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._handles: dict[str, int] = {}
+        self._out_of_memory: dict[str, int | None] = {}  # the kernel's count when an instance was started
 
     def adopt(self) -> dict[str, int]:
         """Take over what runs already, by pid file and start time."""
@@ -88,6 +89,7 @@ class LocalSupervisor:
             child.wait()
             raise
         self._children[name] = child
+        self._out_of_memory[name] = _out_of_memory()
         self._watch(name, child.pid)
         return child.pid
 
@@ -105,16 +107,16 @@ class LocalSupervisor:
                 code = child.poll()
                 if code is None:
                     continue
-                how = _how(code)
+                how, outside = _how(code), code == -signal.SIGKILL and self._had_memory(name)
                 del self._children[name]
             elif self._cluster.running(name):
                 continue
             else:
-                code = None
+                code, outside = None, True
                 how = "it ended (it was started by an earlier health process, so its exit code is unknown)"
             os.close(handle)
             del self._handles[name]
-            gone.append(Ended(name=name, how=how + self._last_words(name), code=code))
+            gone.append(Ended(name=name, how=how + self._last_words(name), code=code, outside=outside))
         return gone
 
     def stop_all(self, grace_s: float) -> list[str]:
@@ -130,6 +132,11 @@ class LocalSupervisor:
             return name in self._children
         return True
 
+    def _had_memory(self, name: str) -> bool:
+        """Tell whether the kernel surely killed nobody for want of memory while an instance lived."""
+        before = self._out_of_memory[name]
+        return before is not None and before == _out_of_memory()
+
     def _last_words(self, name: str) -> str:
         """Return the last line of an instance's log, as part of a sentence."""
         try:
@@ -140,6 +147,15 @@ class LocalSupervisor:
             return ""
         spoken = [line.strip() for line in lines if line.strip()]
         return f"; its log ends: {spoken[-1][:300]}" if spoken else ""
+
+
+def _out_of_memory() -> int | None:
+    """Return how many processes the kernel has killed for want of memory (`/proc/vmstat`); None if it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _how(code: int) -> str:

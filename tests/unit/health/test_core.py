@@ -137,6 +137,29 @@ def test_an_orderly_end_is_no_failure_however_often_it_comes() -> None:
     assert health.handle(Tick(), now + core.PAUSES_S[0]) == [Start(name="trainer")]
 
 
+def test_whoever_kills_roles_from_outside_drives_none_into_a_crash_loop() -> None:
+    health = up_core()
+    now = 2.0
+    for number in range(3 * core.LOOP_FAILURES):
+        health.handle(Ended(name="trainer", how="it was ended by SIGKILL", code=-9, outside=True), now)
+        assert health.handle(Tick(), now + core.PAUSES_S[0]) == [Start(name="trainer")]
+        health.handle(Started(name="trainer", pid=50 + number), now + 0.2)
+        health.handle(Seen(roles=(role("trainer", pid=50 + number), role("env"))), now + 0.3)
+        now += 1.0
+    assert state(health, "trainer").restarts == 3 * core.LOOP_FAILURES
+
+
+def test_what_health_itself_killed_is_a_failure_although_the_signal_came_from_outside() -> None:
+    health = up_core()
+    for number in range(core.LOOP_FAILURES):
+        lost = Seen(roles=(role("trainer", pid=50 + number, phase="lost"), role("env")))
+        health.handle(Started(name="trainer", pid=50 + number), 1000.0 * number)
+        health.handle(Seen(roles=(role("trainer", pid=50 + number), role("env"))), 1000.0 * number)
+        assert advance(health, 1000.0 * number + core.LOST_S + 2, start=1000.0 * number + 1, seen=lost) != []
+        health.handle(Ended(name="trainer", how="x", code=-9, outside=True), 1000.0 * number + core.LOST_S + 2)
+    assert state(health, "trainer").state == "crash-loop"
+
+
 def test_who_exits_in_an_orderly_way_before_it_is_up_is_tried_with_pauses_but_in_no_crash_loop() -> None:
     health = up_core()
     starts = 0

@@ -76,7 +76,22 @@ def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: Loca
     supervisor.kill("env")
     gone: list[Ended] = []
     until(lambda: gone.extend(supervisor.ended()) or gone)
-    assert gone == [Ended(name="env", how="it was ended by SIGKILL; its log ends: ready", code=-signal.SIGKILL)]
+    said = "it was ended by SIGKILL; its log ends: ready"
+    assert gone == [Ended(name="env", how=said, code=-signal.SIGKILL, outside=True)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (None, None)], ids=["it killed", "it does not say"])
+def test_who_may_have_been_killed_for_want_of_memory_was_not_killed_from_outside(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None
+) -> None:
+    supervisor = supervise(cluster, tmp_path, env=ROLE)
+    monkeypatch.setattr("services.health.supervisor._out_of_memory", lambda: before)
+    supervisor.start("env")
+    monkeypatch.setattr("services.health.supervisor._out_of_memory", lambda: after)
+    supervisor.kill("env")
+    gone: list[Ended] = []
+    until(lambda: gone.extend(supervisor.ended()) or gone)
+    assert [(end.code, end.outside) for end in gone] == [(-signal.SIGKILL, False)]
 
 
 def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
