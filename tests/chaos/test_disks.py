@@ -1,4 +1,4 @@
-"""What lies on the disk changes by itself: what is damaged is named and never used, and what is restored works again."""
+"""What lies on the disk changes by itself: damage is named and never used, and what is restored works again."""
 
 from __future__ import annotations
 

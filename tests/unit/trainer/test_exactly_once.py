@@ -262,7 +262,7 @@ def test_a_checkpoint_that_cannot_be_had_now_may_be_had_later(bench: Bench) -> N
     assert bench.done(group)[0].step == 2
 
 
-def test_an_op_on_a_damaged_blob_is_never_counted_as_applied_and_the_master_hears_which_blob_it_is(bench: Bench) -> None:
+def test_an_op_on_a_damaged_blob_is_never_counted_as_applied_and_the_blob_is_named(bench: Bench) -> None:
     """As an op's own error it would stand in the journal, while a replay on the restored blob changes the weights."""
     manifest = small_dataset(bench.blobs)
     group = Group(opening("arm")).train("arm", 1, Arrays(1)).steps("arm", 2, [3, 1], manifest)
