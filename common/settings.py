@@ -57,7 +57,10 @@ class MasterSettings(RoleSettings):
         max_uploads: uploads of one tenant that may be unfinished; with one more, an old one is given up.
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
-        max_policies: policies of one tenant. (These three hold for tenants without limits of their own.)
+        max_policies: policies of one tenant.
+        max_requests_per_s, max_blob_requests_per_s: requests of one tenant, by all its keys together, on the control
+            and on the bulk socket; it may ask as much as in two seconds at once. (From max_inflight_ops to here:
+            for tenants without limits of their own.)
         max_kills: a piece of work is set aside once so many workers died over it. Whoever kills workers at random, as a
             soak test does, raises it: a death from outside looks like one of the work's doing.
     """
@@ -75,6 +78,8 @@ class MasterSettings(RoleSettings):
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)
+    max_requests_per_s: int = Field(3000, ge=1)
+    max_blob_requests_per_s: int = Field(1000, ge=1)
     max_uploads: int = Field(16_384, ge=2)
     max_kills: int = Field(3, ge=1)
 
@@ -149,10 +154,12 @@ class EnvSettings(WorkerSettings):
         datasets_dir: folder with data sets that the operator mounts; empty: none.
         simulator_processes: simulator worker processes at once.
         make_s, step_s: deadlines of making an environment and of one call to it.
+        reader_bytes: memory that the process may take which reads a data set.
     """
 
     cluster_file: Path = Path(".joynexus/keys/env/client.toml")
     datasets_dir: Path | None = None
+    reader_bytes: int = Field(8 * 1024**3, ge=256 * 1024**2)
     simulator_processes: int = Field(2, ge=1)
     make_s: float = Field(180.0, gt=0)
     step_s: float = Field(30.0, gt=0)

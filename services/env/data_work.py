@@ -1,7 +1,7 @@
 """Work of the `data` lane: prepare data sets, draw pages of batches, compare actions with recorded ones.
 
 In: messages of the master. Out: their answers. Never: a path from a message (a mounted set is one of those that were
-found at start; a pushed one is made of blobs), a simulator, or torch.
+found at start; a pushed one is made of blobs), a file of a data set that this process opens, a simulator, or torch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from joynexus.datasets import DatasetManifest, Fault
 from joynexus.seeds import derived_seed
 from joynexus.simulation.asking import Asker
 from joynexus.specs import NAME_PATTERN
+from joynexus.unreadable import UNREADABLE
 from joynexus.wire import ErrorCode, JoyNexusError, failure
 from joynexus.wire.back import (
     ActionsEvaluated,
@@ -37,8 +38,8 @@ from joynexus.wire.back import (
     SampleIndices,
 )
 from joynexus.wire.front import ActionError, FileEntry
+from services.env.datasets.apart import prepare_apart
 from services.env.datasets.check import is_dataset
-from services.env.datasets.prepare import prepare_dataset
 from services.env.datasets.report import DatasetError
 from services.env.producers.action_error import ActionErrors
 from services.env.producers.sampler import batch_indices
@@ -86,19 +87,30 @@ class DataWork:
         scratch: folder for files that are deleted again.
         mounted: data sets in the operator's folder, by name.
         alive: called now and then, to say that this worker lives.
+        child_busy: called with the CPU seconds of processes that read a set.
+        reader_bytes: memory that such a process may take.
     """
 
     def __init__(
-        self, blobs: Blobs, scratch: Path, mounted: dict[str, Path], alive: Callable[[], None] = lambda: None
+        self,
+        blobs: Blobs,
+        scratch: Path,
+        mounted: dict[str, Path],
+        alive: Callable[[], None] = lambda: None,
+        *,
+        child_busy: Callable[[float], None] = lambda seconds: None,
+        reader_bytes: int = 8 * 1024**3,
     ) -> None:
         self._blobs, self._scratch, self._mounted, self._alive = blobs, scratch, mounted, alive
+        self._child_busy, self._reader_bytes = child_busy, reader_bytes
         self._lock = threading.Lock()  # several threads do this lane's work
         self._manifests: dict[str, DatasetManifest] = {}
         scratch.mkdir(parents=True, exist_ok=True)
 
     def prepare(self, message: PrepareDataset) -> DatasetPrepared:
         """Read and check a data set; faults are its answer, never an exception for what is in the set."""
-        busy = time.thread_time()
+        started = time.thread_time()
+        apart: list[float] = []
 
         def answer(manifest: DatasetManifest | None, faults: tuple[Fault, ...]) -> DatasetPrepared:
             encoded = msgspec.msgpack.encode(manifest) if manifest else b""
@@ -109,12 +121,20 @@ class DataWork:
                 manifest_nbytes=len(encoded),
                 blobs=tuple((e.blob, e.nbytes) for e in manifest.episodes) if manifest else (),
                 faults=faults,
-                busy_s=time.thread_time() - busy,
+                busy_s=time.thread_time() - started + sum(apart),
             )
 
         try:
             with self._folder_of(message) as folder:
-                manifest = prepare_dataset(folder, self, image_side=message.image_side or None, alive=self._alive)
+                manifest = prepare_apart(
+                    folder,
+                    self._blobs,
+                    self._scratch,
+                    memory_bytes=self._reader_bytes,
+                    image_side=message.image_side or None,
+                    alive=self._alive,
+                    busy=apart.append,
+                )
             return answer(manifest, manifest.faults)
         except DatasetError as error:
             return answer(None, error.report.faults)
@@ -125,6 +145,8 @@ class DataWork:
             return DatasetPrepared(
                 task=message.task, attempt=message.attempt, error=failure(ErrorCode.UNAVAILABLE, what)
             )
+        finally:
+            self._child_busy(sum(apart))
 
     def draw(self, message: SampleIndices) -> IndicesDrawn:
         """Draw a page of batches."""
@@ -182,26 +204,13 @@ class DataWork:
             return known
         try:
             decoded = _decode_manifest(self._blobs.read(digest))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ValueError(f"blob {digest} is no data set's manifest: {error}") from error
         with self._lock:
             self._manifests[digest] = decoded
             while len(self._manifests) > _MANIFESTS:
                 del self._manifests[next(iter(self._manifests))]
         return decoded
-
-    # What preparing asks of a blob store
-
-    @contextmanager
-    def new_file(self) -> Iterator[Path]:
-        """Give a path to write a blob to; what is left there is removed."""
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            yield Path(folder) / "blob"
-
-    def put_file(self, path: Path, *, move: bool = True) -> tuple[str, int]:
-        """Store a file; returns digest and size."""
-        self._alive()
-        return self._blobs.put_file(path, move=move)
 
     @contextmanager
     def _folder_of(self, message: PrepareDataset) -> Iterator[Path]:

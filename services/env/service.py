@@ -33,6 +33,7 @@ from joynexus.wire.back import (
     SimulatorDescribed,
     WorkerAct,
 )
+from services.env import confinement
 from services.env.data_work import DataWork, find_mounted
 from services.env.rollout_work import RolloutWork
 from services.env.simulators.registry import FAMILIES, prepare_process, survey
@@ -65,6 +66,8 @@ def run(settings: EnvSettings) -> None:
     deadlines = Deadlines(make_s=settings.make_s, step_s=settings.step_s)
     pools = WarmPools(settings.simulator_processes, deadlines)
     scratch = open_scratch(settings.cache_dir / "scratch" / "env")
+    if unconfined := confinement.missing():
+        log.warning("readers_unconfined", why=unconfined)
     with (
         WorkerRuntime(settings) as runtime,
         ThreadPoolExecutor(settings.simulator_processes, "simulator") as simulator_lane,
@@ -77,7 +80,14 @@ def run(settings: EnvSettings) -> None:
             if runtime.cancelled(task):
                 raise NoLongerWanted(task)
 
-        data = DataWork(runtime.blobs, scratch, mounted, progress.advance)
+        data = DataWork(
+            runtime.blobs,
+            scratch,
+            mounted,
+            progress.advance,
+            child_busy=progress.add_busy,
+            reader_bytes=settings.reader_bytes,
+        )
         rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
         # A rollout advances with each round of resets, questions and chunks, in which processes that were lost are made
         # anew: a simulator that hangs costs its episodes, not this process.

@@ -130,11 +130,11 @@ def test_two_files_in_one_place_are_refused_and_their_blobs_stay_whole(
 def test_a_full_scratch_disk_is_an_answer_too(
     tmp_path: Path, blobs: StoreAccess, work: DataWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     message = pushed(sets.write_v2(tmp_path / "set"), blobs)
-    monkeypatch.setattr("services.env.datasets.prepare._write_safetensors", full)
+    monkeypatch.setattr("services.env.data_work.prepare_apart", full)
     answer = work.prepare(message)
     assert (answer.manifest, answer.faults) == ("", ())
     assert answer.error is not None
