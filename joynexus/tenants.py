@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from joynexus.keys import write_private
+from joynexus.unreadable import UNREADABLE
 
 PRIORITIES = range(-10, 11)
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
@@ -32,6 +33,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_waiting_acts, max_act_bytes: requests to act that may wait, and bytes of those under way.
         quota_bytes: blobs kept.
         max_policies: policies.
+        max_requests_per_s, max_blob_requests_per_s: by all its keys together, on the control and on the bulk socket.
     """
 
     weight: float = 1.0
@@ -41,6 +43,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_act_bytes: int | None = None
     quota_bytes: int | None = None
     max_policies: int | None = None
+    max_requests_per_s: int | None = None
+    max_blob_requests_per_s: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse, with a ValueError, what cannot be meant (raised as `msgspec.ValidationError` when decoding)."""
@@ -52,6 +56,10 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, field)
             if value is not None and value < 0:
                 raise ValueError(f"{field} cannot be negative: {value}")
+        for field in ("max_requests_per_s", "max_blob_requests_per_s"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} must be at least 1, not {value}: to let nobody in, revoke the keys")
 
 
 class TenantLimitsFile:
@@ -83,7 +91,7 @@ class TenantLimitsFile:
             return msgspec.json.decode(self._path.read_bytes(), type=dict[str, TenantLimits])
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise ValueError(f"the tenants' limits in {self._path} cannot be read ({error}): restore it") from error
 
     def change(self, tenant: str, fields: Mapping[str, float | int | None]) -> TenantLimits:

@@ -30,6 +30,8 @@ def set_(
     max_act_bytes: Annotated[int | None, typer.Option(help="Bytes of requests to act under way.")] = None,
     quota_bytes: Annotated[int | None, typer.Option(help="Bytes of blobs kept.")] = None,
     max_policies: Annotated[int | None, typer.Option(help="Policies.")] = None,
+    max_requests_per_s: Annotated[int | None, typer.Option(help="Requests a second, by all its keys.")] = None,
+    max_blob_requests_per_s: Annotated[int | None, typer.Option(help="Likewise, of blobs' chunks.")] = None,
     state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
 ) -> None:
@@ -37,7 +39,8 @@ def set_(
     given = {
         "weight": weight, "priority": priority, "max_inflight_ops": max_inflight_ops,
         "max_waiting_acts": max_waiting_acts, "max_act_bytes": max_act_bytes, "quota_bytes": quota_bytes,
-        "max_policies": max_policies,
+        "max_policies": max_policies, "max_requests_per_s": max_requests_per_s,
+        "max_blob_requests_per_s": max_blob_requests_per_s,
     }  # fmt: skip
     fields = {name: value for name, value in given.items() if value is not None}
     if not fields:
@@ -67,10 +70,13 @@ def show(
         return
     rows = [
         (name, limits.weight, limits.priority, _shown(limits.max_inflight_ops), _shown(limits.max_waiting_acts),
-         _shown_bytes(limits.max_act_bytes), _shown_bytes(limits.quota_bytes), _shown(limits.max_policies))
+         _shown_bytes(limits.max_act_bytes), _shown_bytes(limits.quota_bytes), _shown(limits.max_policies),
+         _shown(limits.max_requests_per_s), _shown(limits.max_blob_requests_per_s))
         for name, limits in sorted(every.items())
     ]  # fmt: skip
-    print_table(("tenant", "weight", "priority", "ops", "acts", "act bytes", "quota", "policies"), rows)
+    print_table(
+        ("tenant", "weight", "priority", "ops", "acts", "act bytes", "quota", "policies", "asks/s", "blobs/s"), rows
+    )
     typer.echo("-: the service's default")
 
 

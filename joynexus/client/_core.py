@@ -6,8 +6,10 @@ events so far and of the injected `jitter`, so every loss, duplicate and restart
 The rules:
 
 - A question keeps its id when it is sent again; the service answers repetitions alike, so asking again is safe.
-- It is sent again when the connection came back, and after `resend_s` of silence with full-jitter back-off.
+- It is sent again soon after the connection came back, and after `resend_s` of silence with full-jitter back-off.
 - Refusals that a client may retry (`RETRYABLE`) are retried after the service's hint, for at most `RETRY_BUDGET_S`.
+  One for asking too often (`TOO_OFTEN`) is no word about the question: it is retried for as long as the asker waits,
+  an op for ever.
 - Ops have two answers: `Accepted` (durable) and `OpResult`. Between the two they are sent again now and then, which
   attaches this connection to the running op; nothing is applied twice because their sequence number is the same.
 """
@@ -36,7 +38,7 @@ from joynexus.client._events import (
 )
 from joynexus.client._lanes import Lanes, OpState
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, Packet, failure
-from joynexus.wire.errors import RETRYABLE
+from joynexus.wire.errors import RETRYABLE, TOO_OFTEN
 from joynexus.wire.front import Accepted, AcquireLease, Hello, Lease, OpResult, ReleaseLease, Welcome
 
 RETRY_BUDGET_S = 60.0
@@ -47,6 +49,8 @@ BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 10.0
 UNSENT_S = 0.02
 REATTACH_S = 5.0
 """Silence after which an accepted op is sent again."""
+RETURN_S = 0.5
+"""When a connection is back, what waits is sent again at a random moment within this: everybody's may be back."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class ClientCore:
     _timer_count: int = 0
     _heard_at: float = 0.0
     _refusals: dict[Channel, str] = field(default_factory=dict)
+    _stood: set[Channel] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lanes = Lanes(holder=self.holder, ttl_s=self.lease_ttl_s)
@@ -215,7 +220,13 @@ class ClientCore:
         return [Answer(id=pending.ask.id, packet=packet)]
 
     def _failed(self, pending: _Pending, error: Failure, now: float) -> list[Command]:
-        if error.code in RETRYABLE:
+        if error.code is ErrorCode.OVERLOADED and TOO_OFTEN in error.details:
+            least = REATTACH_S if pending.op and pending.op.accepted else 0.0
+            retry_at = now + max(error.retry_after_ms / 1000, least) + BACKOFF_BASE_S * self.jitter()
+            if pending.deadline is None or retry_at < pending.deadline:
+                self._schedule(pending, retry_at)
+                return []
+        elif error.code in RETRYABLE:
             since = pending.refused_since if pending.refused_since is not None else now
             pending.refused_since = since
             retry_at = now + error.retry_after_ms / 1000 + self._backoff(pending.tries)
@@ -265,13 +276,17 @@ class ClientCore:
     def _connected(self, channel: Channel, now: float) -> list[Command]:
         """Send everything that waits once more: the service knows a connection, not a client."""
         self._refusals.pop(channel, None)
+        again = channel in self._stood
+        self._stood.add(channel)
+        if channel == "control" and self._hello is not None and self.welcome is not None:
+            self._was_idle(now)
+            self._pending = {self._hello.id: _Pending(ask=self._hello, deadline=None), **self._pending}
         waiting = [pending for pending in self._pending.values() if pending.ask.channel == channel]
+        due = now + RETURN_S * self.jitter()  # one for all, so that ops keep their order
         for pending in waiting:
             pending.tries = 0
-        commands: list[Command] = [self._send(pending, now) for pending in waiting]
-        if channel == "control" and self._hello is not None and self.welcome is not None:
-            commands.insert(0, Send(channel=channel, id=self._hello.id, message=self._hello.message))
-        return commands
+            self._schedule(pending, due)
+        return [] if again else [self._send(pending, now) for pending in waiting]
 
     def _refused(self, refused: Refused) -> list[Command]:
         """A first hello fails at once; later questions wait, in case the key comes back."""

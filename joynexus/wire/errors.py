@@ -74,6 +74,9 @@ _USER = frozenset(
 RETRYABLE = frozenset({ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE})
 """Codes that a client retries by itself, after the hint."""
 
+TOO_OFTEN = "requests_per_s"
+"""In the details of an `OVERLOADED`: what was asked is well, only does this tenant ask too much at once."""
+
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An error on the wire.

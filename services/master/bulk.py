@@ -11,10 +11,11 @@ A tenant's upload grows in a folder of its own and enters the common store when 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,7 @@ import zmq
 
 from common.blobs import BlobStore, BlobStoreFullError, check_digest
 from common.failpoints import failpoint
-from common.refusals import Refusals, name_of
+from common.refusals import Refusals
 from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
@@ -33,9 +34,10 @@ from joynexus.wire import Buffer, ErrorCode, Failure, Message, encode, failure, 
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
 from services.master import removal
 from services.master.background import Background
-from services.master.doors import look_up, receive, send
+from services.master.doors import receive, send
 from services.master.events import BlobServed, BlobStored, Door, Peer
-from services.master.gate import BlobMessage, Refused, admit
+from services.master.gate import BlobMessage, Refused
+from services.master.reception import Reception
 from services.master.removal import DiskFaults, Removal
 from services.master.uploads import AllUploads
 
@@ -86,6 +88,7 @@ class BulkService:
         store: the common blob store.
         folder: where tenants' uploads grow, on the store's file system.
         max_uploads: how many uploads of one tenant may be unfinished.
+        max_requests_per_s: of a tenant of which the operator says nothing.
         ask: has a question put to the core in the master's thread, and the answer told there.
         post: gives the core an event.
         heard: told of each frame that came.
@@ -100,13 +103,13 @@ class BulkService:
         folder: Path,
         *,
         max_uploads: int,
+        max_requests_per_s: float = math.inf,
         ask: Callable[[Question], None],
         post: Callable[[BlobStored | BlobServed], None],
         heard: Callable[[zmq.Frame], None],
         failed: Callable[[], object],
     ) -> None:
         self._sockets = sockets
-        self._registry = registry
         self._store = store
         self._ask = ask
         self._post = post
@@ -121,7 +124,7 @@ class BulkService:
         self._wakeup = Wakeup()
         self._stopping = False
         self.counts: Counter[str] = Counter()
-        self._refusals = Refusals("blob request refused", self.counts)
+        self._reception = Reception(registry, max_requests_per_s, Refusals("blob request refused", self.counts))
         self._faults = DiskFaults(self.counts)
         self._removal = Removal(
             store, self._unreferenced, lambda digest: digest in self._arriving, self._faults, self.counts
@@ -147,6 +150,10 @@ class BulkService:
     def taken(self, digest: str) -> None:
         """The core has seen `BlobStored` for this digest."""
         self._do(lambda: self._arrived(digest))
+
+    def change(self, per_s: Mapping[str, int | None]) -> None:
+        """The operator's limits of requests a second are these now."""
+        self._do(lambda: self._reception.change(per_s))
 
     def delete(self, digests: tuple[str, ...]) -> None:
         """Delete blobs that nobody refers to, a while later; one that is referred to again by then stays."""
@@ -200,10 +207,8 @@ class BulkService:
             del self._arriving[digest]
 
     def _take(self, peer: Peer, frames: list[Buffer], key: str) -> None:
-        entry = look_up(self._registry, key)
-        request = admit(peer, frames, entry)
+        request = self._reception.take(peer, frames, key, time.monotonic())
         if isinstance(request, Refused):
-            self._refusals.note(request.reason, name_of(entry, key), request.failure.message)
             self._send(peer, request.failure, re=request.re)
         elif isinstance(request, BlobMessage):
             self._step(self._serve, request)

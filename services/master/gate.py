@@ -58,15 +58,21 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def admit(
-    peer: Peer, frames: Sequence[Buffer], entry: KeyEntry | None
+    peer: Peer, frames: Sequence[Buffer], entry: KeyEntry | None, *, over: Failure | None = None
 ) -> FrontMessage | BackMessage | BlobMessage | Refused:
-    """Check one multipart (without routing id) and say what it is."""
+    """Check one multipart (without routing id) and say what it is.
+
+    Args:
+        over: its sender asks too often: refuse it with this, under its id, and look no further.
+    """
     try:
         header = decode_header(frames)
         if sum(header.sizes) > MAX_MESSAGE_BYTES:
             raise WireError(f"a message has at most {MAX_MESSAGE_BYTES} bytes in all; send large data as blobs")
     except WireError as error:
         return Refused(re="", reason="malformed", failure=failure(ErrorCode.INVALID, str(error)))
+    if over is not None:
+        return Refused(re=header.id, reason="rate", failure=over)
     objection = _NO_KEY if entry is None else _objection(peer.door, header.kind, entry.domain, entry.scope, entry.roles)
     if objection is not None:
         reason, code, sentence = objection

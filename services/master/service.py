@@ -27,7 +27,7 @@ from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
 from common.progress import Progress, Watchdog
-from common.refusals import Refusals, name_of
+from common.refusals import Refusals
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import Authenticator
@@ -42,11 +42,12 @@ from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, S
 from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
-from services.master.doors import look_up, open_doors, receive, send
+from services.master.doors import open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
-from services.master.gate import BlobMessage, Refused, admit
+from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
 from services.master.oplog import OpLog
+from services.master.reception import Reception
 from services.master.sources import ShellSources
 
 log = get_logger(__name__)
@@ -99,7 +100,8 @@ class MasterService:
         self._oplog = OpLog()
         self._stopping = False
         self.counts: Counter[str] = Counter()
-        self._refusals = Refusals("message refused", self.counts)
+        refusals = Refusals("message refused", self.counts)
+        self._reception = Reception(self._registry, settings.max_requests_per_s, refusals)
         try:
             sockets = open_doors(self._context, settings)
         except ValueError:
@@ -116,6 +118,7 @@ class MasterService:
             self._store,
             blobs / "uploads",
             max_uploads=settings.max_uploads,
+            max_requests_per_s=settings.max_blob_requests_per_s,
             ask=self._ask,
             post=lambda event: self._post_all([event]),
             heard=self._doorkeeper.heard,
@@ -164,11 +167,10 @@ class MasterService:
         self._take_inbox()
         for door, opened in self._sockets.items():
             for peer, frames, key in receive(opened, door, at_once=AT_ONCE, heard=self._doorkeeper.heard):
-                entry = look_up(self._registry, key)
-                event = admit(peer, frames, entry)
+                event = self._reception.take(peer, frames, key, _now())
                 if isinstance(event, Refused):
-                    self._refuse(peer, event, name_of(entry, key))
-                elif not isinstance(event, BlobMessage):  # those come through other doors
+                    self._refuse(peer, event)
+                elif event is not None and not isinstance(event, BlobMessage):  # those come through other doors
                     if isinstance(event, FrontMessage):
                         self._oplog.came(event, _now())
                     self._tell(event)
@@ -188,6 +190,8 @@ class MasterService:
             log.error("limits stay as they are", why=str(error))
             return
         if limits is not None:
+            self._reception.change({tenant: limit.max_requests_per_s for tenant, limit in limits.items()})
+            self._bulk.change({tenant: limit.max_blob_requests_per_s for tenant, limit in limits.items()})
             self._tell(LimitsChanged(limits=limits))
 
     def _take_inbox(self) -> None:
@@ -250,8 +254,7 @@ class MasterService:
         self.counts["undeliverable"] += 1
         return Undeliverable(peer=peer, id=command.id)
 
-    def _refuse(self, peer: Peer, refused: Refused, key: str) -> None:
-        self._refusals.note(refused.reason, key, refused.failure.message)
+    def _refuse(self, peer: Peer, refused: Refused) -> None:
         answer: Message = refused.failure
         send(self._sockets[peer.door], peer, encode(answer, id=f"x{self.counts.total()}", re=refused.re))
 

@@ -173,7 +173,7 @@ def test_limits_are_set_shown_and_cleared_and_what_is_not_given_stays(joynexus: 
     assert out.strip() == "tenant 'lab': priority -1"
     assert limits.load() == {"lab": TenantLimits(weight=2.0, priority=-1, max_waiting_acts=9)}
     _, out, _ = joynexus("admin", "limits", "show")
-    assert ["lab", "2", "-1", "-", "9", "-", "-", "-"] in [line.split() for line in out.splitlines()]
+    assert ["lab", "2", "-1", "-", "9", "-", "-", "-", "-", "-"] in [line.split() for line in out.splitlines()]
     assert msgspec.json.decode(joynexus("admin", "limits", "show", "--json")[1])["lab"]["weight"] == 2.0
     assert joynexus("admin", "limits", "clear", "lab")[0] == 0
     assert limits.load() == {}

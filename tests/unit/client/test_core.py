@@ -20,6 +20,7 @@ from joynexus.client._events import (
     Unsent,
 )
 from joynexus.wire import ErrorCode, Header, Message, Packet, failure
+from joynexus.wire.errors import TOO_OFTEN
 from joynexus.wire.front import (
     Accepted,
     AcquireLease,
@@ -149,6 +150,32 @@ def test_refusal_that_may_be_retried_is_retried_after_the_hint() -> None:
     assert core.handle(Tick(), 1.4) == []
     (again,) = sends(core.handle(Tick(), 1.5))
     assert again.id == "a"
+
+
+def test_asking_too_often_fails_no_op_however_long_it_is_refused() -> None:
+    core = lease_core()
+    (sent,) = sends(core.handle(op("a"), 5.0))
+    too_often = failure(ErrorCode.OVERLOADED, "later", retry_after_ms=1000, details={TOO_OFTEN: 10.0})
+    now = 5.0
+    while now < 5 * RETRY_BUDGET_S:
+        assert core.handle(answer(too_often, sent.id), now) == []
+        assert core.handle(Tick(), now + 0.9) == []
+        now += 1.0
+        assert [again.id for again in sends(core.handle(Tick(), now))] == [sent.id]
+    core.handle(answer(Accepted(policy="p", seq=2), sent.id), now)
+    assert core.handle(answer(too_often, sent.id), now) == []
+    assert sends(core.handle(Tick(), now + 4.9)) == []  # what was accepted need not be asked for soon
+
+
+def test_asking_too_often_fails_a_question_when_its_patience_ends() -> None:
+    core = make_core()
+    core.handle(Ask(id="a", message=Ping(), patience_s=10.0), 0.0)
+    too_often = failure(ErrorCode.OVERLOADED, "later", retry_after_ms=4000, details={TOO_OFTEN: 10.0})
+    assert core.handle(answer(too_often, "a"), 1.0) == []
+    assert [again.id for again in sends(core.handle(Tick(), 5.0))] == ["a"]
+    (fail,) = core.handle(answer(too_often, "a"), 7.0)
+    assert isinstance(fail, Fail)
+    assert fail.error.code is ErrorCode.OVERLOADED
 
 
 def test_refusals_are_raised_when_the_retry_budget_is_used_up() -> None:
