@@ -113,7 +113,7 @@ class Doorkeeper:
         try:
             self._run()
         except Exception:
-            log.critical("the doorkeeper fails", exc_info=True)
+            log.critical("thread_failed", thread="doorkeeper", exc_info=True)
             self._failed()
 
     def _run(self) -> None:
@@ -150,7 +150,7 @@ class Doorkeeper:
                 return
             self.hung_up += 1
             if self.hung_up & (self.hung_up - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
-                log.warning("too many connections say nothing", most=self._most, hung_up=self.hung_up)
+                log.warning("connections_hung_up", most=self._most, hung_up=self.hung_up)
             connection = socket.socket(fileno=descriptor)
             try:
                 connection.shutdown(socket.SHUT_RDWR)

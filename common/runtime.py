@@ -235,7 +235,7 @@ class WorkerRuntime:
                     case Said(level, what, values):
                         getattr(log, level)(what, **values)
                     case Misfit(why):
-                        log.critical("not registered", why=why)
+                        log.critical("registration_refused", why=why)
                         self._exit(EXIT_MISFIT)
             self._changed.notify_all()
 

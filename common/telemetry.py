@@ -99,4 +99,4 @@ def _no_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
-    logging.getLogger("uncaught").critical("the process or one of its threads fails", exc_info=(kind, error, trace))
+    logging.getLogger("uncaught").critical("uncaught_error", exc_info=(kind, error, trace))

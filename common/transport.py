@@ -13,10 +13,11 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from common.failpoints import failpoint
 from common.refusals import Refusals, name_of
+from common.telemetry import get_logger
 from joynexus.keys import Domain, KeyPair, KeyRegistry
 from joynexus.transport import Context, Socket, common_options
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def bind_router(context: Context, address: str, server_keys: KeyPair, domain: Domain, *, bulk: bool) -> Socket:
@@ -69,7 +70,7 @@ class _Door:
             failpoint("master.let_in")
             entry = self._registry.lookup(key.decode("ascii"))
         except (OSError, ValueError) as error:  # a damaged registry lets nobody in, and the next handshake tries again
-            log.error("%s", error)
+            log.error("registry_unreadable", why=str(error))
             entry = None
         if entry is not None and entry.domain == self._domain:
             return True
@@ -83,7 +84,7 @@ class Authenticator:
 
     def __init__(self, context: Context, registry: KeyRegistry) -> None:
         self._zap = ThreadAuthenticator(context, log=logging.getLogger("zmq.auth"))
-        self._refusals = Refusals("key refused")
+        self._refusals = Refusals("key_refused")
         self._doors = [_Door(registry, "tenant", self._refusals), _Door(registry, "worker", self._refusals)]
         self._zap.start()
         for door in self._doors:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 import zmq
 
 from common.session import Event, WorkerSession
+from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.keys import ClusterFile
 from joynexus.transport import Context, Line, Link, Socket, receive_frames, send_frames
 from joynexus.wire import WireError, decode
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Job = Callable[[float], None]
 
@@ -94,7 +95,7 @@ class WorkerIO:
             self._run()
         except Exception:
             # Whatever it is: without this thread the worker is deaf, so it ends and is started anew.
-            log.critical("the I/O thread fails", exc_info=True)
+            log.critical("thread_failed", thread="io", exc_info=True)
             self._exit(EXIT_THREAD)
 
     def _run(self) -> None:
@@ -180,7 +181,7 @@ class WorkerIO:
             try:
                 packet = decode([frame.buffer for frame in frames])
             except WireError as error:
-                log.error("a message of the master cannot be read: %s", error)
+                log.error("message_unreadable", why=str(error))
                 continue
             events += self._session.received(packet, time.monotonic())
         if events:

@@ -63,7 +63,7 @@ class Health:
     def turn(self) -> None:
         """Take in what happened since the last turn."""
         for event in self._supervisor.ended():
-            log.warning("ended", instance=event.name, how=event.how)
+            log.warning("role_ended", instance=event.name, how=event.how)
             self._happened(event)
         self._look()
         self._happened(Tick())
@@ -105,7 +105,7 @@ class Health:
                     log.info("started", instance=name, pid=pid)
                     self._happened(Started(name=name, pid=pid))
             case Kill(name=name, why=why):
-                log.warning("killed", instance=name, why=why)
+                log.warning("role_killed", instance=name, why=why)
                 self._supervisor.kill(name)
 
 
@@ -137,7 +137,7 @@ def run(settings: HealthSettings) -> None:
         log.info("taking the cluster down")
         killed = supervisor.stop_all(GRACE_S)
         if killed:
-            log.warning("had to be killed", instances=killed)
+            log.warning("roles_killed_at_end", instances=killed)
         cluster.health_file.unlink(missing_ok=True)
 
 

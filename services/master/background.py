@@ -48,7 +48,7 @@ class Background:
                 work()
                 work = self._next(owner)
         except Exception:
-            log.critical("work in the background fails", exc_info=True)
+            log.critical("thread_failed", thread="background", exc_info=True)
             self._failed()
 
     def _next(self, owner: str) -> Work | None:

@@ -124,7 +124,7 @@ class BulkService:
         self._wakeup = Wakeup()
         self._stopping = False
         self.counts: Counter[str] = Counter()
-        self._reception = Reception(registry, max_requests_per_s, Refusals("blob request refused", self.counts))
+        self._reception = Reception(registry, max_requests_per_s, Refusals("blob_request_refused", self.counts))
         self._faults = DiskFaults(self.counts)
         self._removal = Removal(
             store, self._unreferenced, lambda digest: digest in self._arriving, self._faults, self.counts
@@ -169,7 +169,7 @@ class BulkService:
         try:
             self._run()
         except Exception:
-            log.critical("the thread that serves blobs fails", exc_info=True)
+            log.critical("thread_failed", thread="blobs", exc_info=True)
             self._failed()
 
     def _run(self) -> None:

@@ -62,7 +62,7 @@ class Committer:
         try:
             self._run()
         except Exception:
-            log.critical("the journal's thread fails", exc_info=True)
+            log.critical("thread_failed", thread="journal", exc_info=True)
             self._failed()
 
     def _run(self) -> None:
@@ -83,7 +83,7 @@ class Committer:
             self._journal.append([record for _, records in batches for record in records])
         except OSError as error:
             if len(batches) == 1:
-                log.error("the journal refuses records", why=str(error))
+                log.error("journal_refuses", why=str(error))
                 return [PersistFailed(token=batches[0][0], reason=str(error))]
             return [outcome for batch in batches for outcome in self._write([batch])]
         return [Persisted(token=token) for token, _ in batches]

@@ -82,5 +82,5 @@ def look_up(registry: KeyRegistry, key: str) -> KeyEntry | None:
     try:
         return registry.lookup(key)
     except ValueError as error:
-        log.error("nobody is let in", why=str(error))
+        log.error("registry_unreadable", why=str(error))
         return None

@@ -48,7 +48,7 @@ class DiskFaults:
         self._counts["disk"] += 1
         count = self._counts["disk"]
         if count & (count - 1) == 0:  # 1, 2, 4, 8, …: it may last
-            log.error("blob store is at fault", what=what, why=error.strerror, count=count)
+            log.error("disk_failed", what=what, why=error.strerror, count=count)
 
 
 class Removal:

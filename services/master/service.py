@@ -100,7 +100,7 @@ class MasterService:
         self._oplog = OpLog()
         self._stopping = False
         self.counts: Counter[str] = Counter()
-        refusals = Refusals("message refused", self.counts)
+        refusals = Refusals("message_refused", self.counts)
         self._reception = Reception(self._registry, settings.max_requests_per_s, refusals)
         try:
             sockets = open_doors(self._context, settings)
@@ -182,12 +182,12 @@ class MasterService:
         self._look_at = _now() + LOOK_S
         failpoint("master.look_around")
         if not self._authenticator.alive:
-            log.critical("the thread that lets peers in has ended")
+            log.critical("thread_failed", thread="authentication")
             _give_up()
         try:
             limits = self._limits.changed()
         except ValueError as error:
-            log.error("limits stay as they are", why=str(error))
+            log.error("limits_unreadable", why=str(error))
             return
         if limits is not None:
             self._reception.change({tenant: limit.max_requests_per_s for tenant, limit in limits.items()})
@@ -238,7 +238,7 @@ class MasterService:
                 command.message, id=command.id, re=command.re, deadline_ms=command.deadline_ms, buffers=command.buffers
             )
         except ValueError as error:  # one tenant's message that is too large must not take everybody down
-            log.error("message cannot be sent", kind=kind_of(command.message), re=command.re, why=str(error))
+            log.error("message_unsendable", kind=kind_of(command.message), re=command.re, why=str(error))
             if not command.re or isinstance(command.message, Failure):
                 return None
             sentence = f"the answer does not fit into a message ({error}): ask for less at once"

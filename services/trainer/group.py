@@ -12,7 +12,6 @@ op was not done: the slot is dropped and `SlotFailed` says so; it is opened agai
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
+from common.telemetry import get_logger
 from joynexus.vla.busy import BusyClock
 from joynexus.vla.shared_forward import ForwardFailed, Need, SharedForward
 from joynexus.wire.arrays import Buffer
@@ -34,7 +34,7 @@ from services.trainer.slots import OutOfOrder, Slot, SlotKey
 Answer = TrainDone | SlotFailed
 _Outcome = TypeVar("_Outcome")
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class GroupRun:
             except torch.AcceleratorError:
                 raise  # as in _guarded
             except Exception:  # as in _guarded
-                log.exception("policy '%s' of tenant '%s' cannot be opened", key[1], key[0])
+                log.exception("policy_not_opened", tenant=key[0], policy=key[1])
                 sentence = f"policy '{key[1]}' cannot be opened; the trainer's log has the reason"
                 yield self._fail(key, ErrorCode.INTERNAL, sentence)
         for key in [key for key in self._lanes if key not in self._slots]:
@@ -178,7 +178,7 @@ class GroupRun:
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew
         except Exception:  # a fault of ours in one tenant's private part must not take the other tenants down
-            log.exception("op %d (%s) of policy '%s' of tenant '%s' failed", item.seq, item.kind, key[1], key[0])
+            log.exception("op_failed", tenant=key[0], policy=key[1], seq=item.seq, kind=item.kind)
             sentence = f"op {item.seq} of policy '{key[1]}' failed inside the service; the trainer's log has the reason"
             return self._fail(key, ErrorCode.INTERNAL, sentence)
 

@@ -71,7 +71,7 @@ def test_op_that_cannot_be_written_is_refused_before_it_is_acknowledged_and_work
             assert isinstance(info, PolicyInfo)
             assert info.next_seq == OPS + 2
         with verdict("I6"):
-            assert "the journal refuses records" in master.log_text()
+            assert "journal_refuses" in master.log_text()
             assert {"enospc": "No space left", "eio": "Input/output error"}[fault] in master.log_text()
 
 

@@ -409,7 +409,7 @@ def test_limits_take_effect_while_the_master_runs_and_a_damaged_file_changes_not
         until(lambda: hello(blue).max_inflight_ops == 3)
         assert hello(green).max_inflight_ops == default
         path.write_bytes(b'{"blue": {"wieght": 1}}')
-        until(lambda: b"limits stay as they are" in (master.folder / "master.log").read_bytes())
+        until(lambda: b"limits_unreadable" in (master.folder / "master.log").read_bytes())
         assert hello(blue).max_inflight_ops == 3
         path.unlink()
         until(lambda: hello(blue).max_inflight_ops == default)

@@ -50,7 +50,7 @@ def test_a_master_that_would_let_nobody_in_any_more_ends_itself(master: MasterPr
         strike(master, "master.let_in", "error")
         with master.tenant("late") as late:
             assert exit_code(master) == EXIT_THREAD
-            assert "the thread that lets peers in has ended" in master.log_text()
+            assert "thread_failed" in master.log_text()
             master.kill()
             master.start()
             assert isinstance(late.ask(Ping(), timeout_s=30).message, Pong)
