@@ -32,7 +32,8 @@ def status(config: Config = None, json: Json = False) -> None:
     typer.echo(f"cluster {cluster.server}, up {human_seconds(cluster.uptime_s)}")
     _show_roles(cluster.roles, instances)
     found = [*_found("numerics", cluster.roles), *_found("grouping", cluster.roles)]
-    for sentence in [*found, *_restarts(cluster.roles, instances)]:
+    apart = [f"{r.worker} is quarantined: {why}" for r in cluster.roles if (why := r.detail.get("quarantined"))]
+    for sentence in [*found, *apart, *_restarts(cluster.roles, instances)]:
         typer.echo(sentence)
     _show_lanes(cluster.lanes)
     typer.echo(_counts(cluster))

@@ -208,7 +208,7 @@ class HealthCore:
                     instance.unknown_since = now
                 continue
             instance.known, instance.unknown_since = True, None
-            if status.progress != instance.progress or status.phase == "idle":
+            if status.progress != instance.progress or status.phase in ("idle", "quarantined"):
                 instance.progress, instance.progress_at = status.progress, now
 
     def _kills(self, now: float) -> list[Command]:

@@ -46,6 +46,7 @@ class Worker(msgspec.Struct, eq=False):
 
     Attributes:
         ring: set for one that asks for its work (`hosted.py`): called when what it is `given` has changed.
+        quarantine: why it gets no more work, until it is restarted; empty if it does.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Worker(msgspec.Struct, eq=False):
     detail: dict[str, str] = {}
     leaving: bool = False
     alive: bool = True
+    quarantine: str = ""
     given: dict[str, Given] = {}
     cancelled: list[str] = []
     ring: Callable[[], object] | None = None
@@ -215,13 +217,13 @@ class Roster:
             RoleStatus(
                 role=worker.role,
                 worker=name,
-                phase=worker.phase if worker.alive else "lost",
+                phase=_phase(worker),
                 progress=worker.progress,
                 busy_s=worker.busy_s,
                 uptime_s=self._outbox.now - worker.since,
                 restarts=self._lives[name] - 1,
                 pid=worker.register.pid,
-                detail=worker.detail,
+                detail=worker.detail | ({"quarantined": worker.quarantine} if worker.quarantine else {}),
             )
             for name, worker in sorted(self._by_name.items())
         )
@@ -232,7 +234,7 @@ class Roster:
             RoleStatus(
                 role=worker.role,
                 worker=name,
-                phase=worker.phase if worker.alive else "lost",
+                phase=_phase(worker),
                 progress=0,
                 busy_s=0.0,
                 uptime_s=0.0,
@@ -345,3 +347,9 @@ class Roster:
             if silence > self._config.silent_s:
                 self._lose(worker, f"silent for {silence:.1f} s")
         self._watch()
+
+
+def _phase(worker: Worker) -> str:
+    if not worker.alive:
+        return "lost"
+    return "quarantined" if worker.quarantine else worker.phase

@@ -3,7 +3,8 @@
 In: tasks of jobs and data sets, answers, lost workers. Out: work for whoever serves what a task needs and has credit,
 the tenant that used least first; of workers with credit, to one that has the simulator ready. Never: a scan over tasks,
 an answer to an earlier attempt, or work set aside for what ran beside it: what a dead worker had is done again alone
-(`suspects.py`), and only a death over it alone counts.
+(`suspects.py`), and only a death over it alone counts. What came to nothing is tried by another one (`doubts.py`); a
+worker that is wrong again and again gets nothing more until it is restarted.
 
 A task needs one thing of a worker: a simulator family (`metaworld`), a tenant's own environment (`own:<tenant>:<name>`,
 see `hosted.py`), `datasets`, `sampler`, or the folder of a mounted data set (`mounted:<name>`). Its lane of credit
@@ -13,19 +14,20 @@ follows: `simulator` for families and environments, `data` for all others.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
-from joynexus.contract import Camera
 from joynexus.wire import ErrorCode, Failure, Message, failure, kind_of
 from joynexus.wire.back import ActionsEvaluated, DatasetPrepared, IndicesDrawn, RolloutDone, SimulatorDescribed
 from joynexus.wire.hosted import OWN
 from services.master.config import CoreConfig
+from services.master.doubts import Doubts, came_to_nothing
 from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
 from services.master.outbox import Outbox, refuse
+from services.master.readiness import Readiness, Setup
 from services.master.roster import Roster, Worker
 from services.master.suspects import Suspects
 
@@ -33,9 +35,8 @@ DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 
 _NEW_COST = 0.2
 """Weight of a task's seconds in what the next one is expected to take."""
-_PASSED_OVER, _LEAD = 8, 2.0
-"""A worker takes what it has ready before the work of so many tenants, if they used less by so many tasks at most."""
-
+_WRONG = 3
+"""So many pieces in a row that came to nothing at a worker, and were done well by others, are its own fault."""
 EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated | SimulatorDescribed
 
 
@@ -58,10 +59,6 @@ def whoever_serves(env: str) -> str:
     return f"an env worker that serves {family}"
 
 
-Setup = tuple[str, tuple[Camera, ...]]
-"""A simulator task and its cameras."""
-
-
 class Task(msgspec.Struct, kw_only=True, eq=False):
     """One piece of work for an env worker.
 
@@ -78,6 +75,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
         failed: called if it is given up.
         alone: a worker died while it had this, so the next one gets nothing beside it.
         kills: workers that died over this alone.
+        doubted: the worker at which it came to nothing, while another one tries it.
     """
 
     tenant: str
@@ -98,6 +96,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     kills: int = 0
     faults: int = 0
     worker: Worker | None = None
+    doubted: Worker | None = None
     cancelled: bool = False
 
     @property
@@ -119,7 +118,8 @@ class EnvQueue:
         self._running: dict[str, Task] = {}
         self._costs: dict[str, float] = {}  # seconds of a task, by need
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
-        self._ready: defaultdict[str, OrderedDict[Setup, None]] = defaultdict(OrderedDict)  # by worker, newest last
+        self._ready = Readiness()
+        self._doubts: Doubts[Task] = Doubts(_WRONG)
         roster.add_staff("env", self)
 
     def submit(self, task: Task) -> None:
@@ -137,6 +137,7 @@ class EnvQueue:
                 workers[task.worker.name] = task.worker
                 self._roster.cancel(task.worker, task.id)
                 self._forget(task)
+            self._doubts.drop(task)
             if (kept := self._suspects.drop(task)) is not None:
                 workers[kept.name] = kept
         for need, tenant in {(task.need, task.tenant) for task in tasks}:  # nobody may ever serve that need
@@ -174,8 +175,8 @@ class EnvQueue:
 
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's tasks that wait (for status)."""
-        suspects = sum(task.tenant == tenant for task in self._suspects)
-        return suspects + sum(lanes.waiting(tenant) for lanes in self._waiting.values())
+        apart = sum(task.tenant == tenant for task in self._apart())
+        return apart + sum(lanes.waiting(tenant) for lanes in self._waiting.values())
 
     def running(self, tenant: str) -> int:
         """Number of a tenant's tasks that run (for status)."""
@@ -184,13 +185,13 @@ class EnvQueue:
     def oldest(self, tenant: str) -> float | None:
         """When the oldest task of a tenant that waits was submitted; None if none waits (for status)."""
         waiting = (task for lanes in self._waiting.values() for task in lanes.of(tenant))
-        suspects = (task for task in self._suspects if task.tenant == tenant)
-        return min((task.since for task in itertools.chain(waiting, suspects)), default=None)
+        apart = (task for task in self._apart() if task.tenant == tenant)
+        return min((task.since for task in itertools.chain(waiting, apart)), default=None)
 
     def tenants(self) -> set[str]:
         """Tenants with tasks here (for status)."""
         return {tenant for lanes in self._waiting.values() for tenant in lanes.tenants()} | {
-            task.tenant for task in itertools.chain(self._running.values(), self._suspects)
+            task.tenant for task in itertools.chain(self._running.values(), self._apart())
         }
 
     # Messages
@@ -213,6 +214,14 @@ class EnvQueue:
         error = message.error
         if not isinstance(message, task.answer):
             error = failure(ErrorCode.INTERNAL, f"the env worker answered with '{kind_of(message)}': see its log")
+        nothing = came_to_nothing(message)
+        if nothing and self._doubts.ask_another(task, worker, self._serving.get(task.need, {})):
+            self._outbox.log("warning", "task_came_to_nothing", task=task.id, need=task.need, worker=worker.name)
+            self._isolate()
+            self._employ(worker)
+            return
+        if (convicted := self._doubts.judge(task, worker, well=error is None and not nothing)) is not None:
+            self._quarantine(convicted, task)
         if error is None:
             task.done(message)
         elif error.category == "user":
@@ -248,7 +257,8 @@ class EnvQueue:
     def lost(self, worker: Worker) -> None:
         """An env worker is dead: its tasks are done again elsewhere, from the start and each alone."""
         self.leaving(worker)
-        self._ready.pop(worker.name, None)
+        self._ready.forget(worker)
+        self._doubts.forget(worker)
         had = [task for id_ in worker.given if (task := self._running.get(id_)) is not None]
         for task in had:
             self._forget(task)
@@ -283,10 +293,28 @@ class EnvQueue:
             self._waiting[task.need].put_back(task.tenant, task, front=True)
             self._fill(task.need)
 
+    def _apart(self) -> Iterator[Task]:
+        """Tasks that wait outside of the lanes."""
+        return itertools.chain(self._suspects, self._doubts)
+
     def _isolate(self) -> None:
-        """Find workers for what must be alone."""
+        """Find workers for what must be alone, and for what another one is to try."""
         for worker in self._suspects.keep(self._serving):
             self._employ(worker)
+        for need in {task.need for task in self._doubts}:
+            for worker in list(self._serving.get(need, {}).values()):
+                self._employ(worker)
+
+    def _quarantine(self, worker: Worker, task: Task) -> None:
+        """Give a worker nothing more: it takes work and makes nothing of what others do well."""
+        worker.quarantine = (
+            f"{_WRONG} pieces of work for {task.need} in a row came to nothing here, and others did them well: "
+            "mend it and restart it"
+        )
+        self._outbox.log(
+            "error", "worker_quarantined", worker=worker.name, pid=worker.register.pid, why=worker.quarantine
+        )
+        self.leaving(worker)
 
     def _fill(self, need: str) -> None:
         """Give what waits for a need to the workers that serve it, the least loaded first."""
@@ -300,10 +328,12 @@ class EnvQueue:
 
     def _employ(self, worker: Worker) -> None:
         """Use a worker's credit: among all that it serves, the tenant that used least comes first."""
-        if not worker.alive or worker.leaving:
+        if not worker.alive or worker.leaving or worker.quarantine:
             return
         if (suspect := self._suspects.next(worker)) is not None:
             self._start(worker, suspect)
+        while (doubted := self._doubts.next(worker, self._free(worker), self._serving)) is not None:
+            self._start(worker, doubted)
         for lane in worker.register.credit:
             needs = [need for need in self._needs(worker) if lane_of(need) == lane]
             while self._credit(worker, lane) > 0:
@@ -318,7 +348,8 @@ class EnvQueue:
     def _give(self, worker: Worker, need: str, *, choose: bool = False) -> None:
         """Give a worker what comes next, or what it has ready for, if it may `choose`."""
         lanes = self._waiting[need]
-        skips = self._look_ahead(worker, need) if choose else 0
+        cost_s = self._costs.get(need, 0.0)
+        skips = self._ready.look_ahead(worker, lanes, self._counters, cost_s) if choose else 0
         for _ in range(skips):
             lanes.skip()
         task = lanes.pop()
@@ -328,7 +359,7 @@ class EnvQueue:
             self._start(worker, task)
 
     def _start(self, worker: Worker, task: Task) -> None:
-        self._note_setup(worker, task)
+        self._ready.note(worker, task)
         task.attempt += 1
         task.worker = worker
         task.estimate_s = self._costs.get(task.need, 0.0)
@@ -336,44 +367,10 @@ class EnvQueue:
         self._running[task.id] = task
         self._roster.give(worker, task.id, task.attempt, task.make(task.id, task.attempt))
 
-    def _look_ahead(self, worker: Worker, need: str) -> int:
-        """Return how many tenants to pass over, so that a worker takes what it has ready for; 0 if there is nothing.
-
-        Setting up a simulator may take longer than a task. Nobody waits for long: each task counts for its tenant, so
-        the one that is preferred soon leads by too much.
-        """
-        lanes, found, skips = self._waiting[need], False, 0
-        first = lanes.head()
-        lead = _LEAD * self._costs.get(need, 0.0)
-        while skips <= _PASSED_OVER and first is not None and (tenant := lanes.head()) is not None:
-            same = self._counters.priority(tenant) == self._counters.priority(first)
-            if not same or self._counters.used(tenant) > self._counters.used(first) + lead:
-                break
-            if self._is_ready(worker, lanes.peek()):
-                found = True
-                break
-            lanes.skip()
-            skips += 1
-        lanes.unskip()
-        return skips if found else 0
-
     def _fitness(self, worker: Worker, task: Task | None) -> tuple[bool, int, int]:
         """Rank workers for a task: has it ready, has most credit, gives up least for it."""
         lane = "simulator" if task is None else lane_of(task.need)
-        return self._is_ready(worker, task), self._credit(worker, lane), -len(self._ready[worker.name])
-
-    def _is_ready(self, worker: Worker, task: Task | None) -> bool:
-        return task is not None and task.setup in self._ready[worker.name]
-
-    def _note_setup(self, worker: Worker, task: Task) -> None:
-        """A worker keeps some simulators ready: about as many as it runs at once."""
-        if task.setup is None:
-            return
-        ready = self._ready[worker.name]
-        ready[task.setup] = None
-        ready.move_to_end(task.setup)
-        while len(ready) > max(1, worker.register.credit.get("simulator", 1)):
-            ready.popitem(last=False)
+        return self._ready.has(worker, task), self._credit(worker, lane), -self._ready.count(worker)
 
     def _tidy(self, need: str) -> None:
         """Keep nothing of a tenant's environment that nothing waits for and nobody serves: names are its choice."""
@@ -390,6 +387,10 @@ class EnvQueue:
             return 0
         used = sum(self._running[id_].lane == lane for id_ in worker.given)
         return worker.register.credit.get(lane, 0) - used
+
+    def _free(self, worker: Worker) -> list[str]:
+        """Lanes in which a worker has credit."""
+        return [lane for lane in worker.register.credit if self._credit(worker, lane) > 0]
 
     def _forget(self, task: Task) -> None:
         self._running.pop(task.id, None)

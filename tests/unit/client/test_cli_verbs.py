@@ -79,7 +79,7 @@ STATUS = ClusterStatus(
     roles=(
         role("trainer", 4_000_001, restarts=2, numerics=EXACT, **MODEL),
         role("inference", 4_000_002, numerics=INEXACT, **MODEL),
-        role("env", 4_000_003, simulators="metaworld, maniskill, libero", python="3.12"),
+        role("env", 4_000_003, simulators="metaworld, maniskill, libero", python="3.12", quarantined="mend it"),
     ),
     lanes=(lane("inference", "robot-lab-2", 0.25), lane("training", "lab", 1.0)),
     policies=1000,
@@ -156,6 +156,7 @@ def test_status_says_who_runs_what_how_exactly_and_who_waits(joynexus: Run) -> N
     text = "\n".join(lines)
     assert f"numerics of trainer-1: {EXACT}" in lines
     assert f"numerics of inference-1: {INEXACT}" in lines
+    assert "env-1 is quarantined: mend it" in lines
     assert "trainer-1 was restarted 2 times" in lines
     assert "lite@64, cpu float32, not exact" in text
     assert ["inference", "robot-lab-2", "0.25", "-1", "10000", "16", "3.4", "h", "250", "ms"] in words(lines)

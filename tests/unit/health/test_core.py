@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from joynexus.local import InstanceHealth
 from joynexus.wire.front import RoleStatus
 from services.health import core
@@ -247,9 +249,10 @@ def test_instance_that_never_registers_is_killed() -> None:
     assert [(type(c), c.name) for c in commands] == [(Kill, "trainer")]
 
 
-def test_loop_that_works_without_progress_is_killed_and_an_idle_one_is_not() -> None:
+@pytest.mark.parametrize("phase", ["idle", "quarantined"])
+def test_loop_that_works_without_progress_is_killed_and_one_without_work_is_not(phase: str) -> None:
     health = up_core()
-    seen = Seen(roles=(role("trainer", progress=7, phase="working"), role("env", progress=7)))
+    seen = Seen(roles=(role("trainer", progress=7, phase="working"), role("env", progress=7, phase=phase)))
     commands = advance(health, core.STALL_S + 20, start=1.0, seen=seen)
     assert [(type(c), c.name) for c in commands] == [(Kill, "trainer")]
 

@@ -259,6 +259,7 @@ class FakeEnv(FakeWorker):
         self.error: Failure | None = None
         self.rollout_error: Failure | None = None  # of rollouts alone
         self.episode_limit = 0  # of its simulators
+        self.broken: set[str] = set()  # environments whose every episode is lost here
         fields = {"credit": {"simulator": 1, "data": 1}, "serves": ("metaworld", "datasets", "sampler"), **register}
         super().__init__(world, incarnation, **fields)
 
@@ -284,6 +285,10 @@ class FakeEnv(FakeWorker):
                 return IndicesDrawn(**place, batches=batches, error=self.error)
             case Rollout():
                 error = self.error or self.rollout_error
+                if message.env in self.broken:
+                    nothing = EpisodeResult(seed=0, success=False, steps=0, reward=0.0, failure="it was lost")
+                    lost = tuple(msgspec.structs.replace(nothing, seed=seed) for seed in message.seeds)
+                    return RolloutDone(**place, episodes=lost, contract_digest="c", software={"mujoco": "3"})
                 episodes = tuple(
                     EpisodeResult(
                         seed=seed, success=seed % 2 == 0, steps=10, reward=1.0, failure="" if seed % 2 == 0 else "limit"

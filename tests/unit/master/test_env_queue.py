@@ -20,7 +20,7 @@ from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import check, rl
-from tests.unit.master.world import World, run
+from tests.unit.master.world import FakeWorker, World, run
 
 REACH, PUSH = "metaworld/reach-v3", "metaworld/push-v3"
 
@@ -254,3 +254,94 @@ def test_a_worker_that_was_emptied_for_nothing_works_on() -> None:
     assert [lane.waiting for lane in status.lanes if lane.queue == "env"] == [1]
     world.ask(CancelJob(job=guilty.job), JobInfo, tenant="b")
     assert len(worker.inbox) == 3
+
+
+def phases(world: World) -> dict[str, str]:
+    """What operators see of env workers, by name."""
+    status = world.ask(Status(), ClusterStatus, operator=True)
+    return {role.worker: role.phase for role in status.roles if role.role == "env" and role.phase != "lost"}
+
+
+def take_turns(*workers: FakeWorker) -> None:
+    """Have each do one piece of work after the other until nobody has any."""
+    while sum(worker.work(1) for worker in workers):
+        pass
+
+
+def work_of(env: FakeEnv, name: str) -> int:
+    return sum(isinstance(task, Rollout) and task.env == name for task in env.tasks)
+
+
+def test_a_worker_that_makes_nothing_of_what_others_do_well_gets_no_more_work_until_it_is_restarted() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    well, broken = envs(world, 2)
+    broken.broken = {REACH}
+    jobs = [submit(world, evaluate(REACH, 60), key="e", tenant=tenant) for tenant in ("a", "b")]
+    inference = FakeInference(world, new_incarnation(), key="inference")
+    take_turns(well, broken, inference)
+    for job, tenant in zip(jobs, "ab", strict=True):
+        ended = info(world, job.job, tenant=tenant)
+        assert ended.state == "succeeded"
+        assert ended.evaluation is not None
+        (task,) = ended.evaluation.tasks
+        assert (task.episodes, task.successes, set(task.failures)) == (60, 30, {"limit"}), "no episode was lost"
+    assert 3 <= work_of(broken, REACH) <= 6, "a few more were on their way"
+    quarantined = next(name for name, phase in phases(world).items() if phase == "quarantined")
+    assert [log.fields["worker"] for log in world.logs if log.event == "worker_quarantined"] == [quarantined]
+    role = next(r for r in world.ask(Status(), ClusterStatus, operator=True).roles if r.worker == quarantined)
+    assert "3 pieces of work for metaworld in a row came to nothing here" in role.detail["quarantined"]
+    broken.die()
+    world.wait(8)
+    well.beat()
+    restarted = FakeEnv(world, new_incarnation(), key="env1")
+    submit(world, evaluate(REACH, 60), key="again", tenant="a")
+    assert len(restarted.inbox) == 1
+    assert "quarantined" not in phases(world).values()
+
+
+def test_work_that_comes_to_nothing_everywhere_costs_no_worker_its_name() -> None:
+    world = World()
+    with_policies(world, "a", "b")
+    workers = envs(world, 2)
+    for worker in workers:
+        worker.broken = {PUSH}
+    bad, good = (submit(world, evaluate(env, 60), key="e", tenant=t) for t, env in (("b", PUSH), ("a", REACH)))
+    inference = FakeInference(world, new_incarnation(), key="inference")
+    take_turns(*workers, inference)
+    assert info(world, good.job, tenant="a").state == "succeeded"
+    ended = info(world, bad.job, tenant="b")
+    assert ended.evaluation is None or ended.evaluation.tasks[0].successes == 0
+    pages = 60 // 5
+    assert sum(work_of(worker, PUSH) for worker in workers) <= 2 * pages, "each is tried twice at most"
+    assert all(work_of(worker, PUSH) for worker in workers)
+    assert "quarantined" not in phases(world).values()
+
+
+def test_work_that_waits_for_another_worker_goes_back_when_there_is_none() -> None:
+    world = World()
+    with_policies(world, "a")
+    broken, other = envs(world, 2)
+    broken.broken = {REACH}
+    job = submit(world, evaluate(REACH, 60), key="e", tenant="a")
+    broken.work(1)
+    other.die()
+    for _ in range(10):
+        world.wait(1.0)
+        broken.beat()
+    take_turns(broken, FakeInference(world, new_incarnation(), key="inference"))
+    assert info(world, job.job, tenant="a").state in ("succeeded", "failed")
+    assert "quarantined" not in phases(world).values(), "nobody did it well"
+
+
+def test_what_a_worker_does_well_ends_the_row_of_what_came_to_nothing() -> None:
+    world = World()
+    with_policies(world, "a")
+    well, shaky = envs(world, 2)
+    inference = FakeInference(world, new_incarnation(), key="inference")
+    for round_ in range(6):
+        shaky.broken = {REACH} if round_ % 3 else set()
+        job = submit(world, evaluate(REACH, 10), key=f"e{round_}", tenant="a")
+        take_turns(shaky, well, inference)
+        assert info(world, job.job, tenant="a").state == "succeeded"
+    assert "quarantined" not in phases(world).values()

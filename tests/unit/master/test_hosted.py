@@ -761,7 +761,7 @@ def test_environments_of_any_number_of_names_leave_nothing_behind(world: World) 
         world.ask(CancelJob(job=late.job), JobInfo)
         world.ask(CancelJob(job=evaluate(world, key=f"n{number}", env=f"own/nobody-{number}").job), JobInfo)
     queue = world.core._env
-    for kept in (queue._waiting, queue._serving, queue._costs, queue._ready):
+    for kept in (queue._waiting, queue._serving, queue._costs, queue._ready._ready):
         assert not [name for name in kept if "mine" in name or "nobody" in name]
 
 
