@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from joynexus.keys import WORKER_ROLES, ClusterFile, KeyEntry, KeyPair, KeyRegistry, KeyScope, write_private
+from joynexus.unreadable import UNREADABLE
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,5 +111,5 @@ def _write_addresses(folder: Path, addresses: Addresses) -> None:
 def _read_addresses(folder: Path) -> Addresses:
     try:
         return msgspec.json.decode((folder / "addresses.json").read_bytes(), type=Addresses)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ValueError(f"{folder} is not a folder of keys yet: start the cluster once, then issue keys") from error

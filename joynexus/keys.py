@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from joynexus.specs import check_name
+from joynexus.unreadable import UNREADABLE
 
 Domain = Literal["tenant", "worker"]
 KeyScope = Literal["read", "act", "all"]
@@ -63,7 +64,7 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             pair = msgspec.toml.decode(path.read_bytes(), type=KeyPair)
         except OSError as error:
             raise ValueError(f"the key file {path} cannot be read: {error.strerror}") from error
-        except (msgspec.MsgspecError, ValueError) as error:  # ValueError: TOML and encoding errors
+        except (ValueError, *UNREADABLE) as error:  # ValueError: TOML's errors
             raise ValueError(f"{path} is no key file: it must have the two lines public and secret") from error
         if not _Z85_KEY.fullmatch(pair.public) or not _Z85_KEY.fullmatch(pair.secret):
             raise ValueError(f"{path} is no key file: a key has 40 characters (Z85)")
@@ -172,7 +173,7 @@ class KeyRegistry:
             return msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
         except FileNotFoundError:
             return _RegistryFile()
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise ValueError(f"the key registry {self._path} cannot be read ({error}): restore it") from error
 
     @contextmanager
@@ -237,7 +238,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ) from error
         except OSError as error:
             raise ValueError(f"the cluster file {path} cannot be read: {error.strerror}") from error
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             raise ValueError(f"the cluster file {path} is not valid: {error}") from error
         return msgspec.structs.replace(cluster, key_file=str(path.resolve().parent / cluster.key_file))
 

@@ -10,6 +10,7 @@ import zlib
 import msgspec
 
 from common.journal import records as r
+from joynexus.unreadable import UNREADABLE
 
 _CHECKSUM_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,7 +51,7 @@ class Reader(msgspec.Struct, frozen=True):
         """
         try:
             return self.decoder.decode(unseal(data))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ValueError(f"it is not what this release writes: {error}") from error
 
 

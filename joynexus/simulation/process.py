@@ -21,6 +21,7 @@ from joynexus.simulation.interface import SimulatorOptions
 from joynexus.simulation.nursery import start_worker
 from joynexus.simulation.protocol import Made, Make, Reply, Request, decode_reply, encode
 from joynexus.simulation.worker import MakeSimulator
+from joynexus.unreadable import UNREADABLE
 
 TIMEOUT = "timeout"
 DEAD = "dead"
@@ -153,7 +154,7 @@ def receive(processes: Sequence[WorkerProcess], deadline_s: float) -> dict[Worke
                 replies[process] = decode_reply(pipe.recv_bytes())
             except BlockingIOError:
                 continue  # it hangs in the middle of its reply
-            except (EOFError, OSError, msgspec.MsgspecError):
+            except (EOFError, OSError, *UNREADABLE):
                 replies[process] = DEAD
     return replies
 

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from joynexus.specs import MAX_DECISIONS
+from joynexus.unreadable import UNREADABLE
 from joynexus.wire.arrays import Array, ArrayPacker, Buffer, rebuild
 from joynexus.wire.frames import join, split
 
@@ -121,7 +123,7 @@ def unpack(data: Buffer) -> Trajectories:
         raise ValueError(f"the blob's first part has {body_data.nbytes} bytes, at most {_MAX_BODY_BYTES} may be")
     try:
         body = msgspec.msgpack.decode(body_data, type=_Body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"the blob holds no trajectories: {error}") from error
     if len(body.arrays) != len(_ARRAYS) or len(buffers) != len(body.arrays) + len(body.images):
         raise ValueError(f"the blob holds no trajectories: it has {len(body.arrays)} arrays and {len(buffers)} frames")
@@ -129,6 +131,9 @@ def unpack(data: Buffer) -> Trajectories:
     nbytes = sum(view.nbytes for view in views.values())
     if nbytes > MAX_NUMBERS_BYTES:
         raise ValueError(f"the trajectories have {nbytes} bytes of numbers, at most {MAX_NUMBERS_BYTES} may be")
+    most = max(len(view) if view.ndim else 0 for view in views.values())
+    if most > MAX_DECISIONS:  # each episode and decision is looked at, for which Python needs many times its bytes
+        raise ValueError(f"the trajectories have {most} rows, but an update is trained on at most {MAX_DECISIONS}")
     # Copied, because numbers within a blob lie where they cannot be computed with fast.
     arrays: dict[str, Any] = {name: view.copy() for name, view in views.items()}
     trajectories = Trajectories(

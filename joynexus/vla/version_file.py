@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from joynexus.specs import PolicySpec
+from joynexus.unreadable import UNREADABLE
 from joynexus.vla.actor_critic import PREFIX
 from joynexus.vla.policy import Policy
 from joynexus.vla.tensors import brief, check_names, check_tensors, layout
@@ -192,9 +193,6 @@ class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
-_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)  # the last: JSON nested without end
-
-
 def _read_meta(name: str, content: bytes) -> VersionMeta:
     """Read the metadata out of the safetensors header: 8 bytes of length, then JSON."""
     try:
@@ -202,7 +200,7 @@ def _read_meta(name: str, content: bytes) -> VersionMeta:
         if size > min(_MAX_HEADER, len(content) - 8):
             raise ValueError(f"{name} is truncated: its header says {size} bytes, the file has {len(content)}")
         text = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata[_KEY]
-    except (struct.error, KeyError, *_UNREADABLE) as error:
+    except (struct.error, KeyError, *UNREADABLE) as error:
         raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
     return _decode_meta(name, text)
 
@@ -210,11 +208,11 @@ def _read_meta(name: str, content: bytes) -> VersionMeta:
 def _decode_meta(name: str, text: str) -> VersionMeta:
     try:
         found = msgspec.json.decode(text, type=_Format).format
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"{name} is not a JoyNexus version file: it has no readable metadata") from error
     if found != FORMAT:
         raise ValueError(f"{name} has format {found}; this program reads format {FORMAT}: use a newer one")
     try:
         return msgspec.json.decode(text, type=VersionMeta)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"{name} has metadata that is not valid: {brief(error)}") from error

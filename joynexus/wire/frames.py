@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from joynexus.unreadable import UNREADABLE
 from joynexus.wire import limits
 from joynexus.wire.arrays import Buffer
 from joynexus.wire.errors import WireError
@@ -94,7 +95,7 @@ def decode_header(frames: Sequence[Buffer]) -> Header:
         raise WireError("the body frame is too large")
     try:
         header = _header_decoder.decode(frames[1])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise WireError(f"the header cannot be read: {_brief(error)}") from error
     if len(header.id) > 64 or len(header.re) > 64:
         raise WireError("message ids have at most 64 characters")
@@ -117,7 +118,7 @@ def decode_body(header: Header, body: Buffer) -> Message:
         raise WireError(f"message kind {header.kind[:40]!r} is unknown")
     try:
         message: Message = decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise WireError(f"the body of {header.kind!r} cannot be read: {_brief(error)}") from error
     return message
 
@@ -157,7 +158,7 @@ def split(data: Buffer) -> list[memoryview]:
         raise WireError("a joined payload is truncated")
     try:
         sizes = msgspec.msgpack.decode(view[4:head_end], type=list[int])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WireError(f"a joined payload cannot be read: {error}") from error
     if any(size < 0 for size in sizes) or head_end + sum(sizes) != view.nbytes:
         raise WireError("a joined payload is truncated")

@@ -12,7 +12,6 @@ stay in memory for a while, so that several versions may act on the same moment.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from common.telemetry import get_logger
+from joynexus.unreadable import UNREADABLE
 from joynexus.vla import inputs
 from joynexus.vla.backbones.base import Backbone
 from joynexus.vla.busy import BusyClock
@@ -42,7 +43,7 @@ from joynexus.wire.errors import ErrorCode, Failure, JoyNexusError, WireError, f
 from joynexus.wire.front import Act, Exploration
 from services.inference.versions import OpenBlob, Served, Shelf
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _act_decoder = msgspec.msgpack.Decoder(Act)
 
@@ -100,7 +101,7 @@ class PredictEngine:
         except JoyNexusError as error:
             return WeightsRefused(tenant=tenant, policy=policy, version=version, error=error.failure)
         except Exception:  # whatever it is, the version before it keeps acting, and somebody waits for an answer
-            log.exception("version %d of policy '%s' of tenant '%s' cannot be loaded", version, policy, tenant)
+            log.exception("version_not_loaded", tenant=tenant, policy=policy, version=version)
             sentence = f"version {version} failed to load; the inference service's log has the reason"
             internal = failure(ErrorCode.INTERNAL, sentence)
             return WeightsRefused(tenant=tenant, policy=policy, version=version, error=internal)
@@ -203,7 +204,7 @@ def _check_returned(**returned: npt.NDArray[np.float32]) -> None:
 
 def _note_fault(item: PredictItem) -> Failure:
     """Log the exception that is being handled; return what the tenant is told."""
-    log.exception("request %s of policy '%s' of tenant '%s' failed", item.request, item.policy, item.tenant)
+    log.exception("request_failed", tenant=item.tenant, policy=item.policy, request=item.request)
     sentence = f"request {item.request} failed inside the service; the inference service's log has the reason"
     return failure(ErrorCode.INTERNAL, sentence)
 
@@ -222,7 +223,7 @@ def _read(
         act = _act_decoder.decode(item.act)
         state = rebuild(act.state, own)
         images = [rebuild(array, own) for array in act.images]
-    except (msgspec.MsgspecError, WireError) as error:
+    except (WireError, *UNREADABLE) as error:
         raise JoyNexusError(failure(ErrorCode.INVALID, f"the request cannot be read: {error}")) from error
     if act.contract and act.contract != contract.digest():
         sentence = (

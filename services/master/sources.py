@@ -13,6 +13,7 @@ import msgspec
 from common.blobs import BlobStore
 from common.journal.journal import Journal
 from joynexus.datasets import DatasetManifest
+from joynexus.unreadable import UNREADABLE
 
 
 class ShellSources:
@@ -43,5 +44,5 @@ class ShellSources:
             raise ValueError(f"blob {digest} is damaged: its bytes are not those that were stored")
         try:
             return msgspec.msgpack.decode(data, type=DatasetManifest)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ValueError(f"blob {digest} is no data set manifest: {error}") from error

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from common.blobs import digest_file
 from common.failpoints import failpoint
+from joynexus.unreadable import UNREADABLE
 
 FORMAT = "joynexus-checkpoint-1"
 _KEY = "joynexus"
@@ -101,11 +102,14 @@ def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], Checkpo
         if text is None:
             raise ValueError(f"blob {digest} is no checkpoint: open the policy from one")
         header = msgspec.json.decode(text, type=_Header)
-    except (SafetensorError, msgspec.MsgspecError) as error:
+    except (SafetensorError, *UNREADABLE) as error:
         raise ValueError(f"checkpoint {digest} cannot be read: {error}") from error
     if header.meta.format != FORMAT:
         raise ValueError(f"checkpoint {digest} has format '{header.meta.format}', but this trainer reads '{FORMAT}'")
-    return _split(flat, header.layout), header.meta
+    try:
+        return _split(flat, header.layout), header.meta
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"checkpoint {digest} has other tensors than its header says") from error
 
 
 def _split(flat: dict[str, Tensor], layout: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:

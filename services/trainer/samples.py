@@ -19,6 +19,7 @@ from common.prepared import PreparedDataset
 from joynexus.contract import first_difference
 from joynexus.datasets import DatasetManifest
 from joynexus.specs import PolicySpec
+from joynexus.unreadable import UNREADABLE
 from joynexus.vla import inputs
 from joynexus.vla.feature import Observation
 from joynexus.wire.arrays import Array, Buffer, rebuild
@@ -96,7 +97,7 @@ class SampleReader:
             samples = _samples_decoder.decode(body)
             state, action, mask = (rebuild(a, frames) for a in (samples.state, samples.action, samples.action_mask))
             images = [rebuild(array, frames) for array in samples.images]
-        except (msgspec.MsgspecError, WireError) as error:
+        except (WireError, *UNREADABLE) as error:
             raise _invalid(f"the samples cannot be read: {error}") from error
         _check_count(_length(samples.state))
         rows = inputs.check_state(spec.contract, state)
@@ -140,7 +141,7 @@ class SampleReader:
             return self._datasets[digest]
         try:
             manifest = _manifest_decoder.decode(self._blobs.read(digest))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise _invalid(f"the blob named as data set is no manifest: {error}") from error
         self._datasets[digest] = dataset = PreparedDataset(manifest, self._blobs.path)
         if len(self._datasets) > _OPEN_DATASETS:
