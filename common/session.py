@@ -33,11 +33,13 @@ BULK_KINDS = (BlobBegin, BlobChunk, BlobRead)
 """Messages that travel on the bulk socket."""
 
 RESEND_S = 2.0
-"""A registration that was not answered is sent again after this."""
+"""A registration that was not answered is sent again after this, or up to half as much again."""
 ASK_AGAIN_S = 15.0
 """Likewise a request; a broken connection makes it earlier."""
 REFUSED_S = 5.0
 """After a refused registration."""
+RETURN_S = 0.5
+"""When a connection is back, one registers and asks again at a random moment within this: everybody's may be back."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -100,10 +102,18 @@ class WorkerSession:
     Args:
         new_id: gives unique message ids.
         beat: makes the next `Beat`.
+        jitter: uniform random number in [0, 1).
     """
 
-    def __init__(self, *, beat: Callable[[], Beat], new_id: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        beat: Callable[[], Beat],
+        new_id: Callable[[], str] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         counter = itertools.count(1)
+        self._jitter = jitter
         self._new_id = new_id or (lambda: f"w{next(counter)}")
         self._beat = beat
         self.worker = ""
@@ -162,10 +172,11 @@ class WorkerSession:
 
     def came_up(self, *, bulk: bool, now: float) -> None:
         """A connection is new: what was in flight may be lost, and the master may not know this end of it."""
+        soon = now + RETURN_S * self._jitter() if self.worker else now
         if bulk:
-            self._ask_again(bulk=True, now=now)
+            self._ask_again(bulk=True, at=soon)
         else:
-            self.registered, self._register_at = False, 0.0
+            self.registered, self._register_at = False, soon
 
     def received(self, packet: Packet, now: float) -> list[Event]:
         """Take in a message of the master."""
@@ -177,7 +188,7 @@ class WorkerSession:
             dropped: list[Event] = [Drop(message.cancelled)] if message.cancelled else []
             if re == self._leaving_id:
                 self.left = True
-                return [Said("info", "the master gives nothing new"), *dropped]
+                return [Said("info", "no_new_work"), *dropped]
             self._confirm()
             return dropped
         if isinstance(message, Failure):
@@ -197,7 +208,7 @@ class WorkerSession:
             events.append(Answer(id, failure=failure(ErrorCode.DEADLINE, sentence)))
         if self.registered and now - self._heard > max(5.0, 4 * self._beat_s):
             self.registered, self._register_at = False, 0.0
-            events.append(Said("warning", "the master is silent; registering again"))
+            events.append(Said("warning", "master_silent"))
         return events
 
     # What to send
@@ -221,7 +232,8 @@ class WorkerSession:
         """What `next_send` returned is on its way."""
         match send.what:
             case "register":
-                self._register_id, self._register_at = send.id, now + RESEND_S
+                self._register_id = send.id
+                self._register_at = now + RESEND_S * (1 + self._jitter() / 2)
             case "leaving":
                 self._leaving_id = send.id
             case "beat":
@@ -266,7 +278,7 @@ class WorkerSession:
         self._beat_s, self._beat_at, self._beat_id = message.beat_ms / 1000, now, ""
         self._results_sent = self._beat_covers = 0
         self._leaving_id = ""
-        self._ask_again(bulk=False, now=now)
+        self._ask_again(bulk=False, at=now)
         said = Said("info", "registered", {"worker": message.worker, "again": again, "undelivered": self.undelivered})
         return [said, Drop(message.lost)] if message.lost else [said]
 
@@ -285,17 +297,17 @@ class WorkerSession:
             self._register_at = now + REFUSED_S
             if message.code is ErrorCode.UPGRADE_REQUIRED:
                 return [Misfit(message.message)]
-            return [Said("error", "registration refused", {"why": message.message})]
+            return [Said("error", "registration_refused", {"why": message.message})]
         ask = self._asks.get(re)
         if ask is None:
-            return [Said("warning", "the master refused a message", {"code": message.code, "why": message.message})]
+            return [Said("warning", "message_refused_by_master", {"code": message.code, "why": message.message})]
         if message.code in RETRYABLE:
-            ask.send_at = now + max(0.05, message.retry_after_ms / 1000) * random.uniform(1.0, 1.5)
+            ask.send_at = now + max(0.05, message.retry_after_ms / 1000) * (1 + self._jitter() / 2)
             return []
         del self._asks[re]
         return [Answer(re, failure=message)]
 
-    def _ask_again(self, *, bulk: bool, now: float) -> None:
+    def _ask_again(self, *, bulk: bool, at: float) -> None:
         for ask in self._asks.values():
             if ask.bulk is bulk:
-                ask.send_at = min(ask.send_at, now)
+                ask.send_at = min(ask.send_at, at)

@@ -66,7 +66,7 @@ def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, b
     common_options(socket, bulk=bulk)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)  # a master that was restarted is found again within 2 s
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # a master that was restarted is found again soon
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())

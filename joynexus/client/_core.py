@@ -282,11 +282,14 @@ class ClientCore:
             self._was_idle(now)
             self._pending = {self._hello.id: _Pending(ask=self._hello, deadline=None), **self._pending}
         waiting = [pending for pending in self._pending.values() if pending.ask.channel == channel]
-        due = now + RETURN_S * self.jitter()  # one for all, so that ops keep their order
         for pending in waiting:
             pending.tries = 0
+        if not again:
+            return [self._send(pending, now) for pending in waiting]
+        due = now + RETURN_S * self.jitter()  # one for all, so that ops keep their order
+        for pending in waiting:
             self._schedule(pending, due)
-        return [] if again else [self._send(pending, now) for pending in waiting]
+        return []
 
     def _refused(self, refused: Refused) -> list[Command]:
         """A first hello fails at once; later questions wait, in case the key comes back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from joynexus.client._core import RETRY_BUDGET_S, SILENCE_LIMIT_S, ClientCore
+from joynexus.client._core import RETRY_BUDGET_S, RETURN_S, SILENCE_LIMIT_S, ClientCore
 from joynexus.client._events import (
     Answer,
     Ask,
@@ -117,8 +117,7 @@ def test_key_refused_later_is_said_when_patience_ends_unless_it_came_back() -> N
         core.handle(Refused(channel="control", why="this key is not accepted"), 2.0)
         if back:
             core.handle(Connected(channel="control"), 3.0)
-        (fail,) = core.handle(Tick(), 11.0)
-        assert isinstance(fail, Fail)
+        (fail,) = [command for command in core.handle(Tick(), 11.0) if isinstance(command, Fail)]
         assert fail.error.code is code
 
 
@@ -246,6 +245,28 @@ def test_accepted_op_attaches_again_after_reconnection_with_the_same_number() ->
     hello, again = sends(core.handle(Connected(channel="control"), 20.0))
     assert isinstance(hello.message, Hello)
     assert (again.id, again.message) == (sent.id, sent.message)
+
+
+def test_what_waits_is_sent_again_in_order_at_a_random_moment_after_a_connection_was_lost() -> None:
+    core = lease_core()
+    core.handle(Connected(channel="control"), 0.5)
+    waiting = [sends(core.handle(op(name), 1.0))[0].id for name in ("a", "b", "c")]
+    core.jitter = lambda: 0.5
+    assert sends(core.handle(Connected(channel="control"), 2.0)) == []
+    assert sends(core.handle(Tick(), 2.2)) == []
+    again = sends(core.handle(Tick(), 2.0 + RETURN_S / 2))
+    assert [send.id for send in again] == ["hello", *waiting]
+
+
+def test_greeting_that_was_lost_with_its_connection_is_said_again_until_answered() -> None:
+    core = lease_core()
+    for now in (1.0, 2.0):
+        core.handle(Connected(channel="control"), now)
+    (first,) = sends(core.handle(Tick(), 2.0))
+    (second,) = sends(core.handle(Tick(), 10.0))
+    assert first.id == second.id == "hello"
+    core.handle(answer(welcome(4), "hello"), 10.1)
+    assert core.waiting == 0
 
 
 def test_vetoed_op_raises_and_the_sequence_goes_on() -> None:

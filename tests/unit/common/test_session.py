@@ -7,7 +7,18 @@ import itertools
 import msgspec
 import pytest
 
-from common.session import ASK_AGAIN_S, Answer, Drop, Event, Misfit, Said, Work, WorkerSession
+from common.session import (
+    ASK_AGAIN_S,
+    RESEND_S,
+    RETURN_S,
+    Answer,
+    Drop,
+    Event,
+    Misfit,
+    Said,
+    Work,
+    WorkerSession,
+)
 from joynexus.wire import ErrorCode, Message, Packet, decode, encode, failure, limits
 from joynexus.wire.back import (
     Beat,
@@ -28,7 +39,10 @@ class Master:
     """Talks to a session, remembering what it said."""
 
     def __init__(self) -> None:
-        self.session = WorkerSession(beat=lambda: Beat(progress=1, phase="idle", busy_s=0.0))
+        self.jitter = 0.0
+        self.session = WorkerSession(
+            beat=lambda: Beat(progress=1, phase="idle", busy_s=0.0), jitter=lambda: self.jitter
+        )
         self.said: list[Packet] = []
         self.ids = itertools.count(1)
 
@@ -163,10 +177,38 @@ def test_silent_master_is_registered_with_again() -> None:
     assert [type(p.message) for p in master.pull(5.1)] == [Register]
 
 
-def test_new_connection_registers_at_once() -> None:
+def test_first_connection_registers_at_once_and_a_later_one_at_a_random_moment() -> None:
+    master = Master()
+    master.jitter = 0.5
+    master.session.register(REGISTER)
+    master.session.came_up(bulk=False, now=0.0)
+    master.welcome(0.0)
+    master.session.came_up(bulk=False, now=10.0)
+    assert master.pull(10.0) == []
+    assert master.session.next_at(10.0) == 10.0 + RETURN_S / 2
+    assert [type(p.message) for p in master.pull(10.0 + RETURN_S / 2)] == [Register]
+
+
+def test_workers_that_were_not_answered_together_do_not_ask_again_together() -> None:
+    again = []
+    for jitter in (0.0, 0.9):
+        master = Master()
+        master.jitter = jitter
+        master.session.register(REGISTER)
+        master.pull(0.0)
+        again.append(master.session.next_at(100.0))
+    assert again[0] == RESEND_S
+    assert RESEND_S < again[1] < 1.5 * RESEND_S
+
+
+def test_blob_requests_are_asked_again_at_a_random_moment_after_a_connection_was_lost() -> None:
     master = registered()
-    master.session.came_up(bulk=False, now=0.5)
-    assert [type(p.message) for p in master.pull(0.5)] == [Register]
+    master.jitter = 0.5
+    master.session.ask("q1", BlobRead(digest="a" * 64, offset=0, length=10), (), deadline=60.0, now=0.0)
+    assert len(master.pull(0.0, bulk=True)) == 1
+    master.session.came_up(bulk=True, now=1.0)
+    assert master.pull(1.0, bulk=True) == []
+    assert [p.header.id for p in master.pull(1.0 + RETURN_S / 2, bulk=True)] == ["q1"]
 
 
 def test_work_and_drops_are_handed_on() -> None:
