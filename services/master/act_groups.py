@@ -21,7 +21,7 @@ from services.master.roster import Worker
 
 
 class ActRequest(Request, kw_only=True, eq=False):
-    """A request to act, on its way; `held` are its bytes in memory."""
+    """A request to act, on its way; `held` are its bytes in memory, `kills` the workers that died over it alone."""
 
     peer: Peer
     re: str
@@ -48,6 +48,11 @@ class InferenceWorker(msgspec.Struct, eq=False):
     worker: Worker
     groups: dict[str, list[ActRequest]]
     since: float
+
+    @property
+    def suspects(self) -> bool:
+        """What it has may kill it, so it gets nothing beside it."""
+        return any(group[0].alone for group in self.groups.values())
 
     def free_at(self, device: DeviceTime) -> float | None:
         """Return when it will have done its first group; None if nobody knows."""

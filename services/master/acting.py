@@ -189,14 +189,15 @@ class Acting:
         """It gets nothing new (`_stations` leaves it out)."""
 
     def lost(self, worker: Worker) -> None:
-        """An inference worker is dead: its requests go to another one; whoever was with it thrice is set aside."""
+        """An inference worker is dead: its requests go to another one, each alone; deaths over one alone count."""
         backbone = worker.register.backbone_name
         station = self._workers[backbone].pop(worker.name)
-        for request in itertools.chain.from_iterable(station.groups.values()):
-            request.kills += 1
+        had = list(itertools.chain.from_iterable(station.groups.values()))
+        for request in had:
             request.alone = True
+            request.kills += len(had) == 1
             if request.kills >= self._config.kills:
-                sentence = f"this request was set aside because {request.kills} inference workers died over it"
+                sentence = f"this request was set aside because {request.kills} inference workers died over it alone"
                 self._answer(request, failure(ErrorCode.POISON, sentence))
             elif not request.done:
                 self._batchers[backbone].give_back(request)
@@ -313,7 +314,7 @@ class Acting:
         busy = [
             (station.free_at(batcher.device) or self._outbox.now, station)
             for station in self._stations(backbone)
-            if 0 < len(station.groups) < station.worker.register.credit.get("predict", 1)
+            if 0 < len(station.groups) < station.worker.register.credit.get("predict", 1) and not station.suspects
         ]
         return min(busy, key=lambda pair: pair[0], default=None)
 

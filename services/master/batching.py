@@ -51,7 +51,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         tenant: whose lane it waits in.
         session: who asks: one conversation that asks again after its reply.
         rows, nbytes, frames: its size: rows, encoded bytes, buffers.
-        alone: must not share a group (it was in a group that killed its worker).
+        alone: must not share a group, or a worker (one died that had it).
         dropped: no longer wanted; it is skipped.
         arrived: set by the batcher, like `estimate_s`, the seconds that it charged.
     """
@@ -197,6 +197,8 @@ class Batcher(Generic[R]):
         if not self._ages:
             return None
         full = self._rows >= self._target_rows
+        if free_since is None and (head := self._lanes.peek()) is not None and head.alone:
+            return None  # only a worker that has nothing may have it
         if free_since is None:
             return (now if free_at is None else max(now, free_at - _LEAD_S)) if full else None
         until = self._expected_until(now)

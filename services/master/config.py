@@ -39,8 +39,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             steps, or once so much would have to be replayed; any policy after so many ops.
         uncheckpointed_ops: ops that may lie above the checkpoint; a loop that never steps is stopped here.
         kept_replies: replies of ops that are kept behind the checkpoint.
-        kills: a piece of work over which so many workers died is set aside. After a first death it is done alone; in
-            the env queue only deaths over it alone count, to train and to act also the first one, which others shared.
+        kills: a piece of work over which so many workers died is set aside. After a first death it is done alone, and
+            only deaths over it alone count.
         page_steps, pages_ahead: training batches drawn at once, and pages drawn ahead.
         job_ops: ops of a training job that may wait unanswered.
         vetoes: non-finite steps in a row after which a job is parked.

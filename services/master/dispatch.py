@@ -93,7 +93,7 @@ class Dispatch:
                 self._admit(trainer, builder, items)
                 continue
             op = trainee.next_op()
-            suspect = op is not None and op.kills > 0
+            suspect = op is not None and op.alone
             blocked = suspect and (not builder.empty or bool(trainer.groups))
             taken = 0 if blocked else self._take_turn(trainer, trainee, builder, items)
             if trainee.has_work and (taken or blocked or not builder.empty):
@@ -108,7 +108,7 @@ class Dispatch:
         policy, taken = trainee.policy, 0
         while taken < self._config.turn_ops and not builder.full:
             op = trainee.next_op()
-            if op is None or (op.kills and taken) or not builder.fits(policy, op, trainee.estimate_s(op)):
+            if op is None or (op.alone and taken) or not builder.fits(policy, op, trainee.estimate_s(op)):
                 break
             try:
                 problem = self._add(builder, policy, op)
@@ -127,7 +127,7 @@ class Dispatch:
             trainee.sending(op)
             self._note(builder, items, trainee, op)
             taken += 1
-            if op.kills:
+            if op.alone:
                 break
             if trainee.checkpoint_due():
                 self._add_checkpoint(trainee, builder, items)
@@ -233,7 +233,7 @@ class Dispatch:
         """
         for trainee in list(trainer.memory.leaving.values()):
             op = trainee.next_op()
-            if trainee.has_work and not builder.full and not (op is not None and op.kills):
+            if trainee.has_work and not builder.full and not (op is not None and op.alone):
                 self._take_turn(trainer, trainee, builder, items)
 
     def _watch(self, trainer: Trainer) -> None:

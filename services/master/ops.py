@@ -63,12 +63,25 @@ class Op:
         done: its outcome, once known.
         unsaved: the records of its outcome, until they are durable.
         waiters: connections and request ids that want the result.
-        kills: how many trainers died over it.
+        alone: a trainer died while it was to be done next, so the next one gets nothing beside it.
+        kills: trainers that died over it alone.
         given_up: its job has ended: it fails with this, instead of being sent (again).
         since: when it was accepted; None if that was before the master started.
     """
 
-    __slots__ = ("_story", "done", "given_up", "kills", "payload", "record", "since", "state", "unsaved", "waiters")
+    __slots__ = (
+        "_story",
+        "alone",
+        "done",
+        "given_up",
+        "kills",
+        "payload",
+        "record",
+        "since",
+        "state",
+        "unsaved",
+        "waiters",
+    )
 
     def __init__(self, record: OpRecord, payload: bytes = b"", state: OpState = OpState.RECEIVED) -> None:
         self.since: float | None = None
@@ -78,6 +91,7 @@ class Op:
         self.done: OpDone | None = None
         self.unsaved: Sequence[Record] = ()
         self.waiters: list[tuple[Peer, str]] = []
+        self.alone = False
         self.kills = 0
         self.given_up: Failure | None = None
         self._story: tuple[tuple[OpState, OpState, str], ...] = ()

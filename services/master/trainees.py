@@ -184,7 +184,9 @@ class Trainee:
         self._costs[_kind(op)] = cost + _NEW_COST_WEIGHT * (busy_s - cost)
         if op is None:
             self.checkpoint_fails = not well
-        elif well and op.record.kind in _CLEAN_KINDS:  # one that failed left the gradients where they were
+            return
+        op.alone = False
+        if well and op.record.kind in _CLEAN_KINDS:  # one that failed left the gradients where they were
             self._boundary = max(self._boundary, op.record.seq)
 
     def covered_further(self) -> None:

@@ -6,7 +6,7 @@ two trainers, an outcome taken from a trainer that was declared dead, or a scan 
 
 A lost trainer's policies start again from their checkpoints: the ops above are sent again in order, to the next
 trainer; those whose result is known are marked `replay` and their results are only compared. An op that was the first
-unanswered one when its trainer died is then sent alone, so that the innocent are cleared and the guilty one set aside.
+unanswered one when its trainer died is sent alone then, and only deaths over it alone count: that clears the innocent.
 A trainer that leaves is asked for checkpoints first, so that nothing has to be replayed.
 """
 
@@ -192,7 +192,8 @@ class Training:
         trainer = self._trainers.pop(worker.name)
         killers = self._suspects(trainer)
         for op in killers.values():
-            op.kills += 1
+            op.alone = True
+            op.kills += sum(map(len, trainer.groups.values())) == 1
         self.moves.closed(trainer, "was lost")
         homed = list(trainer.homed.values())
         for trainee in homed:
@@ -289,7 +290,7 @@ class Training:
 
     def _set_aside(self, trainee: Trainee, op: Op) -> None:
         if op.done is None and op.record.seq == trainee.policy.applied + 1:
-            sentence = f"op {op.record.seq} was set aside because {op.kills} trainers died over it; the policy goes on"
+            sentence = f"op {op.record.seq} was set aside: {op.kills} trainers died over it alone; the policy goes on"
             self._outcomes.decided(trainee.policy, op, failure(ErrorCode.POISON, sentence))
         else:  # it was applied once, so it cannot be left out; at least others get their turn in between
             self._pause(trainee, _LONG_PAUSE_S)
@@ -318,11 +319,8 @@ class Training:
         return trainee
 
     def _with_backbone(self, backbone: str) -> Iterable[Trainer]:
-        return (
-            trainer
-            for trainer in self._trainers.values()
-            if trainer.backbone == backbone and not trainer.worker.leaving
-        )
+        there = (trainer for trainer in self._trainers.values() if not trainer.worker.leaving)
+        return (trainer for trainer in there if trainer.backbone == backbone)
 
     def _queue(self, *trainees: Trainee) -> None:
         """Have policies wait for their turn if they have something to send; then use what credit there is."""

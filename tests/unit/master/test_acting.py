@@ -214,7 +214,7 @@ def test_a_request_that_kills_three_workers_is_set_aside_and_others_are_answered
     deadly = b"\xff" * 8
     bad = world.tell(ACT, buffers=(deadly,), deadline_ms=60_000)
     good = world.tell(ACT, buffers=(STATE,), deadline_ms=60_000, peer=world.new_peer("front"))
-    for life in range(3):
+    for life in range(1 + CoreConfig().kills):
         worker = FakeInference(world, new_incarnation(), key=f"life{life}")
         worker.killed_by = deadly
         run(worker)
@@ -225,6 +225,29 @@ def test_a_request_that_kills_three_workers_is_set_aside_and_others_are_answered
     assert isinstance(answer, Failure)
     assert answer.code is ErrorCode.POISON
     assert isinstance(world.answers(good)[0], Actions)
+
+
+def given(worker: FakeInference) -> list[int]:
+    """Rows of the groups that a worker has been sent and has not answered."""
+    return [len(send.message.items) for send in worker.inbox if isinstance(send.message, PredictGroup)]
+
+
+def test_what_a_dead_worker_had_goes_alone_to_a_worker_and_only_deaths_over_it_alone_count() -> None:
+    world = World(CoreConfig(batch_rows=2, max_rows=2, kills=2))
+    world.create()
+    publish(world)
+    ids = [world.tell(ACT, buffers=(STATE,), deadline_ms=90_000, peer=world.new_peer("front")) for _ in range(4)]
+    had = []
+    for life in range(2):
+        worker = FakeInference(world, new_incarnation(), key=f"life{life}", credit=2)
+        world.wait(1)
+        had.append(given(worker))
+        worker.die()
+        world.wait(8)
+    assert had == [[2, 2], [1]], "side by side, and nobody beside a suspect"
+    last = FakeInference(world, new_incarnation(), key="last", credit=2)
+    run(last)
+    assert [type(world.answers(id)[0]) for id in ids] == [Actions] * 4, "two deaths, of which one was over one alone"
 
 
 def test_a_request_without_any_worker_ends_in_a_sentence_at_its_deadline(world: World) -> None:
@@ -446,7 +469,7 @@ def test_of_eight_tenants_only_the_one_whose_request_kills_workers_is_set_aside(
         tenant: tenants.tell(ACT, tenant=tenant, buffers=(deadly if tenant == "t3" else STATE,), deadline_ms=90_000)
         for tenant in TENANTS
     }
-    for life in range(3):
+    for life in range(1 + CoreConfig().kills):
         worker = FakeInference(tenants, new_incarnation(), key=f"life{life}")
         worker.killed_by = deadly
         run(worker)

@@ -408,7 +408,7 @@ def test_an_op_that_kills_its_trainer_three_times_is_set_aside_and_others_are_un
         world.create(tenant=tenant)
     guilty = steps(world, world.lease(tenant="guilty"), 1, 3, tenant="guilty")
     innocent = steps(world, world.lease(tenant="innocent"), 1, 1, tenant="innocent")
-    for life in range(3):
+    for life in range(1 + CoreConfig().kills):
         trainer = FakeTrainer(world, new_incarnation(), key=f"life{life}")
         trainer.killed_by = {2}
         run(trainer)
@@ -439,6 +439,25 @@ def test_a_suspect_op_is_sent_alone(world: World) -> None:
     run(second)
     assert all(count == 1 for count in second.applied.values())
     assert len(second.applied) == 8
+
+
+def test_only_deaths_over_an_op_alone_count_against_it() -> None:
+    world = World(CoreConfig(kills=2))
+    ids = []
+    for tenant in ("a", "b"):
+        world.create(tenant=tenant)
+        ids += steps(world, world.lease(tenant=tenant), 1, 1, tenant=tenant)
+    had = []
+    for life in range(3):  # over both; over one; over the one again that comes first, or the other
+        trainer = FakeTrainer(world, new_incarnation(), key=f"life{life}")
+        had.append([len(group.items) for group in waiting_groups(trainer)])
+        if life == 2:
+            trainer.work(1)
+        trainer.die()
+        world.wait(10)
+    assert had == [[2], [1], [1]]
+    run(FakeTrainer(world, new_incarnation(), key="last"))
+    assert [world.answers(id)[-1].error for id in ids] == [None, None]  # type: ignore[attr-defined]
 
 
 def test_a_set_aside_op_is_skipped_by_replays_too(world: World, lease: str) -> None:
