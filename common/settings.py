@@ -61,8 +61,8 @@ class MasterSettings(RoleSettings):
         max_requests_per_s, max_blob_requests_per_s: requests of one tenant, by all its keys together, on the control
             and on the bulk socket; it may ask as much as in two seconds at once. (From max_inflight_ops to here:
             for tenants without limits of their own.)
-        max_kills: a piece of work is set aside once so many workers died over it alone. Whoever kills workers at random,
-            as a soak test does, raises it: a death from outside looks like one of the work's doing.
+        max_kills: a piece of work is set aside once so many workers died over it alone. Whoever kills workers at
+            random, as a soak test does, raises it: a death from outside looks like one of the work's doing.
     """
 
     keys_dir: Path = Path(".joynexus/keys")
