@@ -44,11 +44,12 @@ test: install  ## all tests, by ring, with times
 test-simulators: install-simulators  ## the tests that need ManiSkill or LIBERO
 	@$(PY) scripts/test_rings.py simulators </dev/null
 
-lint: install  ## ruff, mypy strict, import rules
+lint: install  ## ruff, mypy strict, import rules, known vulnerabilities of packages (AUDIT=required: or fail)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	@$(PY) scripts/audit.py
 
 format: install  ## put the code in its usual form
 	$(VENV)/bin/ruff check --fix .
