@@ -15,7 +15,7 @@ import urllib.request
 from typing import Any
 
 DATABASES = {
-    "pypi": ("https://pypi.org/pypi/pip/json", "vulnerabilities"),
+    "pypi": ("https://pypi.org/pypi/pip/24.0/json", "vulnerabilities"),
     "osv": ("https://api.osv.dev/v1/vulns/PYSEC-2023-228", "id"),
 }
 """By pip-audit's name of each: an address, and what stands in its answer. A mirror of packages has neither."""
