@@ -16,6 +16,8 @@ from typing import Literal
 import blake3
 import msgspec
 
+from joynexus.bounds import Few, Many, Short
+
 NormalizationMode = Literal["mean_std", "min_max", "quantile", "none"]
 
 
@@ -28,7 +30,7 @@ class Camera(msgspec.Struct, frozen=True, kw_only=True):
         rotation_deg: clockwise rotation applied to the simulator's or data set's picture before the policy sees it.
     """
 
-    name: str
+    name: Short
     height: int
     width: int
     rotation_deg: Literal[0, 90, 180, 270] = 0
@@ -51,20 +53,20 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         rendering: switches that change pixels, as `name=value` (`shadows=off`), sorted.
     """
 
-    robot: str
-    cameras: tuple[Camera, ...]
+    robot: Short
+    cameras: Few[Camera]
     state_dim: int
     action_dim: int
-    state_names: tuple[str, ...] = ()
-    action_names: tuple[str, ...] = ()
-    control_mode: str = "unspecified"
-    gripper: str = "unspecified"
-    rotation: str = "unspecified"
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
+    state_names: Many[Short] = ()
+    action_names: Many[Short] = ()
+    control_mode: Short = "unspecified"
+    gripper: Short = "unspecified"
+    rotation: Short = "unspecified"
+    action_low: Many[float] = ()
+    action_high: Many[float] = ()
     rate_hz: float = 0.0
     episode_limit: int = 0
-    rendering: tuple[str, ...] = ()
+    rendering: Few[Short] = ()
 
     def digest(self) -> str:
         """Return the hash (32 hex digits) that names this contract in records."""
@@ -74,12 +76,12 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 class VectorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Per-dimension statistics of one vector over a data set; every tuple has the vector's length."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    min: tuple[float, ...]
-    max: tuple[float, ...]
-    q01: tuple[float, ...]
-    q99: tuple[float, ...]
+    mean: Many[float]
+    std: Many[float]
+    min: Many[float]
+    max: Many[float]
+    q01: Many[float]
+    q99: Many[float]
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from joynexus.bounds import Text
 from joynexus.contract import Contract, Statistics, struct_digest
 
 
@@ -23,8 +24,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     severity: Literal["error", "warning"]
-    where: str
-    what: str
+    where: Text
+    what: Text
 
 
 class EpisodeEntry(msgspec.Struct, frozen=True, kw_only=True):

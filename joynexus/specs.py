@@ -11,10 +11,11 @@ from typing import Literal
 
 import msgspec
 
+from joynexus.bounds import Few, Many, Short, Table
 from joynexus.contract import Camera, Contract, NormalizationMode, Statistics
 
 ActionTarget = Literal["absolute", "relative_to_state"]
-ModuleConfig = dict[str, int | float | str | bool]
+ModuleConfig = Table[int | float | Short | bool]
 
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 
@@ -60,10 +61,10 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         seed: seeds initial weights and everything that is drawn while training.
     """
 
-    backbone: str
-    head: str = "oft"
+    backbone: Short
+    head: Short = "oft"
     head_config: ModuleConfig = {}
-    adapter: str = "none"
+    adapter: Short = "none"
     adapter_config: ModuleConfig = {}
     chunk: int = 8
     contract: Contract
@@ -77,10 +78,10 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SftPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of a policy an SFT job may choose; contract and statistics come from the data set."""
 
-    backbone: str = "lite"
-    head: str = "oft"
+    backbone: Short = "lite"
+    head: Short = "oft"
     head_config: ModuleConfig = {}
-    adapter: str = "none"
+    adapter: Short = "none"
     adapter_config: ModuleConfig = {}
     chunk: int = 8
     normalization: NormalizationMode = "mean_std"
@@ -105,8 +106,8 @@ class SftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         seed: seeds the order of samples.
     """
 
-    policy: str
-    dataset: str
+    policy: Short
+    dataset: Short
     steps: int = 1000
     batch_size: int = 64
     create: SftPolicy = SftPolicy()
@@ -124,13 +125,13 @@ class RlPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         cameras: pictures that the policy sees; empty for a policy that sees its instruction and state alone.
     """
 
-    backbone: str = "lite"
-    head: str = "oft"
+    backbone: Short = "lite"
+    head: Short = "oft"
     head_config: ModuleConfig = {}
-    adapter: str = "none"
+    adapter: Short = "none"
     adapter_config: ModuleConfig = {}
     chunk: int = 1
-    cameras: tuple[Camera, ...] = ()
+    cameras: Few[Camera] = ()
     normalization: NormalizationMode = "mean_std"
     optimizer: OptimizerSpec = OptimizerSpec()
     seed: int = 0
@@ -264,8 +265,8 @@ class RlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         seed: seeds what is drawn, and the order of samples.
     """
 
-    policy: str
-    env: str
+    policy: Short
+    env: Short
     algorithm: Algorithm = PpoSpec()
     updates: int = 100
     episodes: int = 32
@@ -301,9 +302,9 @@ class EvaluateSpec(
         videos: how many episodes of each task are recorded as MP4.
     """
 
-    policy: str
+    policy: Short
     version: int = 0
-    env: str | tuple[str, ...]
+    env: Short | Few[Short]
     episodes: int = 50
     first_seed: int = 0
     episode_limit: int = 0
@@ -328,10 +329,10 @@ class EvaluateDatasetSpec(
         episodes: episode indices to evaluate on.
     """
 
-    policy: str
+    policy: Short
     version: int = 0
-    dataset: str
-    episodes: tuple[int, ...]
+    dataset: Short
+    episodes: Many[int]
 
 
 StageSpec = SftSpec | RlSpec | EvaluateSpec | EvaluateDatasetSpec
@@ -348,8 +349,8 @@ class PipelineSpec(
             its turn comes.
     """
 
-    policy: str
-    stages: tuple[StageSpec, ...]
+    policy: Short
+    stages: Few[StageSpec]
 
 
 JobSpec = StageSpec | PipelineSpec

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from joynexus.bounds import Few, Short
 from joynexus.wire.errors import WireError
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<f8", "<f4", "<f2", "<i8", "<i4", "|u1", "|b1")}
@@ -33,8 +34,8 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
         frame: index of the message buffer that holds the C-contiguous bytes.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Short
+    shape: Few[int]
     frame: int
 
 

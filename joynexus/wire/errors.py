@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from joynexus.bounds import MAX_TEXT, Table, Text
+
 
 class ErrorCode(StrEnum):
     """What went wrong, for programs; the sentence beside it is for people."""
@@ -91,16 +93,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     code: ErrorCode
-    message: str
+    message: Text
     category: Category
     retry_after_ms: int = 0
-    details: dict[str, float] = {}
+    details: Table[float] = {}
 
 
 def failure(
     code: ErrorCode, message: str, *, retry_after_ms: int = 0, details: dict[str, float] | None = None
 ) -> Failure:
-    """Make a `Failure` with the category that belongs to its code."""
+    """Make a `Failure` with the category that belongs to its code; of a sentence without end, the beginning."""
+    message = message if len(message) <= MAX_TEXT else f"{message[: MAX_TEXT - 2]} …"
     category: Category = "user" if code in _USER else "server"
     return Failure(code=code, message=message, category=category, retry_after_ms=retry_after_ms, details=details or {})
 

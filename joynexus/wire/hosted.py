@@ -8,6 +8,7 @@ wants any more. As with workers, a result counts only while its (task, attempt) 
 
 from __future__ import annotations
 
+from joynexus.bounds import Encoded, Many, Short, Table, Text
 from joynexus.contract import Contract
 from joynexus.wire.back import DescribeSimulator, Rollout, RolloutDone, SimulatorDescribed
 from joynexus.wire.base import Wire
@@ -30,12 +31,12 @@ class OfferEnvironment(Wire, frozen=True, kw_only=True):
         software: versions of what made the environment, for status.
     """
 
-    name: str
-    incarnation: str
+    name: Short
+    incarnation: Short
     credit: int
     contract: Contract
-    instruction: str
-    software: dict[str, str] = {}
+    instruction: Text
+    software: Table[Text] = {}
 
 
 class EnvironmentOffered(Wire, frozen=True, kw_only=True):
@@ -51,8 +52,8 @@ class PullWork(Wire, frozen=True, kw_only=True):
     again for a while is lost, and its work is given to others.
     """
 
-    incarnation: str
-    have: tuple[tuple[str, int], ...] = ()
+    incarnation: Short
+    have: Many[tuple[Short, int]] = ()
 
 
 class PulledWork(Wire, frozen=True, kw_only=True):
@@ -71,10 +72,10 @@ class HostAct(Wire, frozen=True, kw_only=True):
         act: encoded `Act`; its arrays are the message's buffers.
     """
 
-    incarnation: str
-    task: str
+    incarnation: Short
+    task: Short
     attempt: int
-    act: bytes
+    act: Encoded
 
 
 class HostDone(Wire, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ class HostDone(Wire, frozen=True, kw_only=True):
     Trajectories that it names were uploaded before.
     """
 
-    incarnation: str
+    incarnation: Short
     rollout: RolloutDone | None = None
     described: SimulatorDescribed | None = None
 
@@ -91,4 +92,4 @@ class HostDone(Wire, frozen=True, kw_only=True):
 class WithdrawEnvironment(Wire, frozen=True, kw_only=True):
     """I go; give what I have to others. Answer: `Done`."""
 
-    incarnation: str
+    incarnation: Short

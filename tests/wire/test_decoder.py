@@ -134,9 +134,9 @@ def test_bomb_costs_neither_time_nor_memory(kind: str, body: bytes) -> None:
         ("push_dataset", {"dataset": "d", "files": [{"path": "", "digest": "", "nbytes": 0}] * 30_000}),
         (
             "forward_backward",
-            {"policy": "p", "lease": "l", "seq": 1, "dataset": {"dataset": "d", "indices": [300] * 300_000}},
+            {"policy": "p", "lease": "l", "seq": 1, "dataset": {"dataset": "d", "indices": [300] * 65_536}},
         ),
-        ("beat", {"progress": 1, "phase": "x", "busy_s": 0.0, "detail": {str(i): "" for i in range(100_000)}}),
+        ("beat", {"progress": 1, "phase": "x", "busy_s": 0.0, "detail": {str(i): "x" * 900 for i in range(1024)}}),
     ],
 )
 def test_largest_honest_body_is_read_in_bounded_memory(kind: str, body: dict[str, object]) -> None:

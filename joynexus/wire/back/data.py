@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Many, Short
 from joynexus.datasets import Fault
 from joynexus.specs import PolicySpec
 from joynexus.wire.base import Wire
@@ -36,12 +37,12 @@ class DatasetPrepared(Wire, frozen=True, kw_only=True):
         error: why it could not be read now, through no fault of the set: it is tried again.
     """
 
-    task: str
+    task: Short
     attempt: int
-    manifest: str = ""
+    manifest: Short = ""
     manifest_nbytes: int = 0
-    blobs: tuple[tuple[str, int], ...] = ()
-    faults: tuple[Fault, ...] = ()
+    blobs: Many[tuple[Short, int]] = ()
+    faults: Many[Fault] = ()
     error: Failure | None = None
     busy_s: float = 0.0
 
@@ -70,9 +71,9 @@ class SampleIndices(Wire, frozen=True, kw_only=True):
 class IndicesDrawn(Wire, frozen=True, kw_only=True):
     """The page: for each step its indices."""
 
-    task: str
+    task: Short
     attempt: int
-    batches: tuple[tuple[int, ...], ...] = ()
+    batches: Many[Many[int]] = ()
     error: Failure | None = None
     busy_s: float = 0.0
 
@@ -96,7 +97,7 @@ class EvaluateActions(Wire, frozen=True, kw_only=True):
 class ActionsEvaluated(Wire, frozen=True, kw_only=True):
     """The error, or why it could not be measured."""
 
-    task: str
+    task: Short
     attempt: int
     result: ActionError | None = None
     error: Failure | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Few, Short
 from joynexus.wire.arrays import Array
 from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
@@ -41,7 +42,7 @@ class PredictGroup(Wire, frozen=True, kw_only=True):
 class Predicted(Wire, frozen=True, kw_only=True):
     """Answer to one item: actions [R, chunk, A] float32 (and `exploration` if that was asked for), or an error."""
 
-    request: str
+    request: Short
     version: int = 0
     actions: Array | None = None
     exploration: Exploration | None = None
@@ -54,9 +55,9 @@ class Predicted(Wire, frozen=True, kw_only=True):
 class PredictDone(Wire, frozen=True, kw_only=True):
     """All answers of a group; `actions.frame` counts the message's buffers."""
 
-    task: str
+    task: Short
     attempt: int
-    items: tuple[Predicted, ...]
+    items: Few[Predicted]
 
 
 class WeightsOffer(Wire, frozen=True, kw_only=True):
@@ -72,15 +73,15 @@ class WeightsOffer(Wire, frozen=True, kw_only=True):
 class WeightsApplied(Wire, frozen=True, kw_only=True):
     """The version is in memory and may act."""
 
-    tenant: str
-    policy: str
+    tenant: Short
+    policy: Short
     version: int
 
 
 class WeightsRefused(Wire, frozen=True, kw_only=True):
     """The version is unusable; the old one keeps serving."""
 
-    tenant: str
-    policy: str
+    tenant: Short
+    policy: Short
     version: int
     error: Failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from joynexus.bounds import Encoded, Many, Short, Table, Text
 from joynexus.contract import Camera, Contract, Statistics
 from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
@@ -37,12 +38,12 @@ class SimulatorDescribed(Wire, frozen=True, kw_only=True):
         statistics: of the states that random actions led to; of the actions their middle and half their range.
     """
 
-    task: str
+    task: Short
     attempt: int
     contract: Contract | None = None
-    instruction: str = ""
+    instruction: Text = ""
     statistics: Statistics | None = None
-    software: dict[str, str] = {}
+    software: Table[Text] = {}
     error: Failure | None = None
     busy_s: float = 0.0
 
@@ -95,13 +96,13 @@ class RolloutDone(Wire, frozen=True, kw_only=True):
         trajectories_nbytes: its size.
     """
 
-    task: str
+    task: Short
     attempt: int
-    episodes: tuple[EpisodeResult, ...] = ()
-    contract_digest: str = ""
-    software: dict[str, str] = {}
-    videos: tuple[tuple[str, int], ...] = ()
-    trajectories: str = ""
+    episodes: Many[EpisodeResult] = ()
+    contract_digest: Short = ""
+    software: Table[Text] = {}
+    videos: Many[tuple[Short, int]] = ()
+    trajectories: Short = ""
     trajectories_nbytes: int = 0
     error: Failure | None = None
     busy_s: float = 0.0
@@ -115,6 +116,6 @@ class WorkerAct(Wire, frozen=True, kw_only=True):
         act: encoded `Act`; its arrays are the message's buffers.
     """
 
-    task: str
+    task: Short
     attempt: int
-    act: bytes
+    act: Encoded

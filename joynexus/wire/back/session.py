@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from joynexus.bounds import Few, Many, Short, Table, Text
 from joynexus.wire.base import Wire
 
 Role = Literal["trainer", "inference", "env", "health"]
@@ -28,18 +29,18 @@ class Register(Wire, frozen=True, kw_only=True):
     """
 
     role: Role
-    incarnation: str
+    incarnation: Short
     pid: int
-    credit: dict[str, int]
-    backbone: str = ""
-    backbone_name: str = ""
-    batch_key: str = ""
-    serves: tuple[str, ...] = ()
-    mounted: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
+    credit: Table[int]
+    backbone: Short = ""
+    backbone_name: Short = ""
+    batch_key: Short = ""
+    serves: Few[Short] = ()
+    mounted: Many[Short] = ()
+    heads: Few[Short] = ()
     max_slots: int = 0
     slot_bytes: int = 0
-    detail: dict[str, str] = {}
+    detail: Table[Text] = {}
     protocol_min: int = 1
     protocol_max: int = 1
 
@@ -69,9 +70,9 @@ class Beat(Wire, frozen=True, kw_only=True):
     """
 
     progress: int
-    phase: str
+    phase: Short
     busy_s: float
-    detail: dict[str, str] = {}
+    detail: Table[Text] = {}
 
 
 class BeatAck(Wire, frozen=True, kw_only=True):

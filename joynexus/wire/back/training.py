@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from joynexus.bounds import Short
 from joynexus.specs import Algorithm, CriticSpec, ExplorationSpec, OptimizerSpec, PolicySpec
 from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
@@ -138,14 +139,14 @@ class TrainDone(Wire, frozen=True, kw_only=True):
         last: the group is done.
     """
 
-    task: str
+    task: Short
     attempt: int
-    tenant: str
-    policy: str
+    tenant: Short
+    policy: Short
     seq: int
     kind: TrainKind
     result: OpResult
-    checkpoint: str = ""
+    checkpoint: Short = ""
     nbytes: int = 0
     step: int = 0
     busy_s: float = 0.0
@@ -159,9 +160,9 @@ class TrainDone(Wire, frozen=True, kw_only=True):
 class SlotFailed(Wire, frozen=True, kw_only=True):
     """A slot could not be opened; its items are not done."""
 
-    task: str
+    task: Short
     attempt: int
-    tenant: str
-    policy: str
+    tenant: Short
+    policy: Short
     error: Failure
     last: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Few, Many, Short, Text
 from joynexus.wire.arrays import Array
 from joynexus.wire.base import Wire
 
@@ -21,13 +22,13 @@ class Act(Wire, frozen=True, kw_only=True):
             rollouts; refused for a version that was not published by an RL job.
     """
 
-    policy: str
+    policy: Short
     version: int = 0
     state: Array
-    images: tuple[Array, ...]
-    instructions: tuple[str, ...]
-    contract: str = ""
-    seeds: tuple[int, ...] = ()
+    images: Few[Array]
+    instructions: Many[Text]
+    contract: Short = ""
+    seeds: Many[int] = ()
     explore: bool = False
 
 

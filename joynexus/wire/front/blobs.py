@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Short
 from joynexus.wire.base import Wire
 
 
 class BlobBegin(Wire, frozen=True, kw_only=True):
     """Start or resume an upload (bulk socket). Answer: `BlobOffset`: how much the service has already."""
 
-    digest: str
+    digest: Short
     nbytes: int
 
 
 class BlobChunk(Wire, frozen=True, kw_only=True):
     """One chunk in buffer 0. Answer: `BlobOffset`; at the end the digest is verified."""
 
-    digest: str
+    digest: Short
     offset: int
 
 
@@ -30,7 +31,7 @@ class BlobOffset(Wire, frozen=True, kw_only=True):
 class BlobRead(Wire, frozen=True, kw_only=True):
     """Read part of a blob (bulk socket). Answer: `BlobData` with the bytes in buffer 0."""
 
-    digest: str
+    digest: Short
     offset: int
     length: int
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from joynexus.bounds import Many, Short, Text
 from joynexus.contract import Contract
 from joynexus.datasets import Fault
 from joynexus.wire.base import Wire
@@ -12,8 +13,8 @@ from joynexus.wire.base import Wire
 class FileEntry(Wire, frozen=True, kw_only=True):
     """One file of a pushed data set: its path inside the set, its blob."""
 
-    path: str
-    digest: str
+    path: Text
+    digest: Short
     nbytes: int
 
 
@@ -23,15 +24,15 @@ class PushDataset(Wire, frozen=True, kw_only=True):
     Answer: `DatasetInfo` at once, in state `checking`.
     """
 
-    dataset: str
-    files: tuple[FileEntry, ...]
+    dataset: Short
+    files: Many[FileEntry]
     image_side: int = 0
 
 
 class GetDataset(Wire, frozen=True, kw_only=True):
     """Describe a data set. Answer: `DatasetInfo`."""
 
-    dataset: str
+    dataset: Short
 
 
 class ListDatasets(Wire, frozen=True, kw_only=True):

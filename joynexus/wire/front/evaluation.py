@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Many, Short, Text
 from joynexus.wire.base import Wire
 
 
@@ -22,9 +23,9 @@ class EpisodeResult(Wire, frozen=True, kw_only=True):
     success: bool
     steps: int
     reward: float
-    failure: str = ""
-    video: str = ""
-    env: str = ""
+    failure: Text = ""
+    video: Short = ""
+    env: Short = ""
 
 
 class TaskResult(Wire, frozen=True, kw_only=True):
@@ -89,6 +90,6 @@ class ActionError(Wire, frozen=True, kw_only=True):
     policy: float
     mean_action: float
     repeat_state: float
-    per_dimension: tuple[float, ...]
-    per_step: tuple[float, ...]
+    per_dimension: Many[float]
+    per_step: Many[float]
     samples: int

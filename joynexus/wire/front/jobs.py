@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from joynexus.bounds import Short
 from joynexus.specs import JobSpec
 from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
@@ -16,21 +17,21 @@ class SubmitJob(Wire, frozen=True, kw_only=True):
     Answer: `JobInfo`.
     """
 
-    key: str
+    key: Short
     spec: JobSpec
 
 
 class GetJob(Wire, frozen=True, kw_only=True):
     """How is a job? `since` cuts the curve: only points from that index on. Answer: `JobInfo`."""
 
-    job: str
+    job: Short
     since: int = 0
 
 
 class CancelJob(Wire, frozen=True, kw_only=True):
     """Stop a job; what it published stays. Answer: `JobInfo`."""
 
-    job: str
+    job: Short
 
 
 class ResumeJob(Wire, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class ResumeJob(Wire, frozen=True, kw_only=True):
     Asking again is answered alike, also when it has ended meanwhile.
     """
 
-    job: str
+    job: Short
 
 
 class ListJobs(Wire, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Few, Many, Short, Table, Text
 from joynexus.wire.arrays import Array
 from joynexus.wire.base import Wire
 from joynexus.wire.errors import Failure
@@ -21,8 +22,8 @@ class Samples(Wire, frozen=True, kw_only=True):
     state: Array
     action: Array
     action_mask: Array
-    images: tuple[Array, ...]
-    instructions: tuple[str, ...]
+    images: Few[Array]
+    instructions: Many[Text]
 
 
 class DatasetSamples(Wire, frozen=True, kw_only=True):
@@ -33,8 +34,8 @@ class DatasetSamples(Wire, frozen=True, kw_only=True):
         indices: step indices, counted over all episodes in order.
     """
 
-    dataset: str
-    indices: tuple[int, ...]
+    dataset: Short
+    indices: Many[int]
 
 
 class ForwardBackward(Wire, frozen=True, kw_only=True):
@@ -45,46 +46,46 @@ class ForwardBackward(Wire, frozen=True, kw_only=True):
     Result metrics: `loss`, `samples`.
     """
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
     samples: Samples | None = None
-    payload: str = ""
+    payload: Short = ""
     dataset: DatasetSamples | None = None
 
 
 class OptimStep(Wire, frozen=True, kw_only=True):
     """Apply the gradients. Result metrics: `grad_norm`, `lr`, `step`."""
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
 
 
 class Publish(Wire, frozen=True, kw_only=True):
     """Make the current weights an immutable version and serve it. Result: `version`."""
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
 
 
 class SaveState(Wire, frozen=True, kw_only=True):
     """Keep module, optimizer and step under a name. Result: `digest`."""
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
-    state: str
+    state: Short
 
 
 class LoadState(Wire, frozen=True, kw_only=True):
     """Continue from a saved state of the same policy."""
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
-    state: str
+    state: Short
 
 
 class LoadWeights(Wire, frozen=True, kw_only=True):
@@ -95,10 +96,10 @@ class LoadWeights(Wire, frozen=True, kw_only=True):
     anew.
     """
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short
     seq: int
-    weights: str
+    weights: Short
 
 
 class Accepted(Wire, frozen=True, kw_only=True):
@@ -118,9 +119,9 @@ class OpResult(Wire, frozen=True, kw_only=True):
         error: set if the op was refused or vetoed; then it changed nothing, and the sequence goes on.
     """
 
-    policy: str
+    policy: Short
     seq: int
-    metrics: dict[str, float] = {}
+    metrics: Table[float] = {}
     version: int = 0
-    digest: str = ""
+    digest: Short = ""
     error: Failure | None = None

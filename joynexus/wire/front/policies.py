@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Short
 from joynexus.specs import PolicySpec
 from joynexus.wire.base import Wire
 
@@ -12,14 +13,14 @@ class CreatePolicy(Wire, frozen=True, kw_only=True):
     Answer: `PolicyInfo`.
     """
 
-    policy: str
+    policy: Short
     spec: PolicySpec
 
 
 class GetPolicy(Wire, frozen=True, kw_only=True):
     """Describe a policy. Answer: `PolicyInfo`."""
 
-    policy: str
+    policy: Short
 
 
 class ListPolicies(Wire, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class ListPolicies(Wire, frozen=True, kw_only=True):
 class GetVersion(Wire, frozen=True, kw_only=True):
     """Where is a version's blob? `version` 0 means the newest. Answer: `VersionInfo`."""
 
-    policy: str
+    policy: Short
     version: int = 0
 
 
@@ -89,9 +90,9 @@ class MovePolicy(Wire, frozen=True, kw_only=True):
         trainer: name as in `ClusterStatus`, e.g. `trainer-2`.
     """
 
-    policy: str
-    trainer: str
-    tenant: str = ""
+    policy: Short
+    trainer: Short
+    tenant: Short = ""
 
 
 class AcquireLease(Wire, frozen=True, kw_only=True):
@@ -100,8 +101,8 @@ class AcquireLease(Wire, frozen=True, kw_only=True):
     A client that asks again with its own `holder` gets the same lease. Answer: `Lease`, or `CONFLICT`.
     """
 
-    policy: str
-    holder: str
+    policy: Short
+    holder: Short
     ttl_ms: int = 60_000
 
 
@@ -116,5 +117,5 @@ class Lease(Wire, frozen=True, kw_only=True):
 class ReleaseLease(Wire, frozen=True, kw_only=True):
     """Stop driving. Answer: `Done`."""
 
-    policy: str
-    lease: str
+    policy: Short
+    lease: Short

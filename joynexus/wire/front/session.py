@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Text
 from joynexus.wire.base import Wire
 
 
@@ -10,7 +11,7 @@ class Hello(Wire, frozen=True, kw_only=True):
 
     protocol_min: int
     protocol_max: int
-    client: str
+    client: Text
 
 
 class Welcome(Wire, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ def read_info(folder: DatasetFolder) -> Info:
     return Info(
         raw=raw,
         version=version,
-        robot=robot if isinstance(robot, str) and robot else "unspecified",
+        robot=robot[:64] if isinstance(robot, str) and robot else "unspecified",
         fps=float(fps),
         state=_vector(features, STATE_KEYS, "state", findings),
         action=_vector(features, ACTION_KEYS, "action", findings),
