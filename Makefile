@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos lint format bench \
+.PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos fuzz lint format bench \
   bench-tenants soak up down clean
 
 help:  ## this list
@@ -65,6 +65,9 @@ bench-tenants: install  ## four tenants on a real cluster, together and one afte
 
 chaos: install  ## cases of fault in real processes: a table of outcomes and invariants
 	@$(PY) scripts/test_rings.py chaos </dev/null
+
+fuzz: install  ## an hour of changed bytes for everything that reads them, and for a master's ports (FUZZ_MINUTES=60)
+	@$(PY) -m tests.fuzz --minutes $${FUZZ_MINUTES:-60} </dev/null
 
 soak: install  ## each simulator made and closed thirty times: nothing may grow
 	@$(PY) -m benchmarks.soak </dev/null

@@ -88,7 +88,7 @@ def _print(reports: list[decoder.Report], at_ports: sockets.Report | None) -> No
             f"ports: {sum(at_ports.acts.values())} acts in {at_ports.seconds:.0f} s, {len(at_ports.findings)} findings"
         )
         print(
-            f"  its memory: {before:.0f} MiB, at most {most:.0f}, in the end {after:.0f}; {at_ports.slope_mib_h:+.1f} MiB/h"
+            f"  its memory: {before:.0f} MiB, at most {most:.0f}, then {after:.0f}; {at_ports.slope_mib_h:+.1f} MiB/h"
         )
         print(f"  its descriptors: {at_ports.descriptors}; what it refused: {at_ports.refused}")
         print(
