@@ -13,7 +13,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
 .PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos fuzz lint format bench \
-  bench-tenants soak up down clean
+  bench-tenants soak soak-kills up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -65,6 +65,9 @@ bench-tenants: install  ## four tenants on a real cluster, together and one afte
 
 chaos: install  ## cases of fault in real processes: a table of outcomes and invariants
 	@$(PY) scripts/test_rings.py chaos </dev/null
+
+soak-kills: install  ## roles killed at random under three tenants, ten minutes for each role that is spared: an hour
+	@$(PY) -m tests.chaos.soak </dev/null
 
 fuzz: install  ## an hour of changed bytes for everything that reads them, and for a master's ports (FUZZ_MINUTES=60)
 	@$(PY) -m tests.fuzz --minutes $${FUZZ_MINUTES:-60} </dev/null
