@@ -1,4 +1,4 @@
-"""The page of promises names tests that exist."""
+"""The pages of promises and of security name tests that exist."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "promises.md").read_text()
+SECURITY = (ROOT / "docs" / "security.md").read_text()
 _NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 _CASE = re.compile(r"^\| (\d+) \|.*$", re.MULTILINE)
 
@@ -20,11 +23,27 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    named = _NAMED.findall(PAGE)
+@pytest.mark.parametrize("page", [PAGE, SECURITY], ids=["promises", "security"])
+def test_every_test_that_the_page_names_exists(page: str) -> None:
+    named = _NAMED.findall(page)
     assert named
     missing = [f"{file}::{name}" for file, name in named if name not in functions_of(ROOT / "tests" / file)]
-    assert not missing, f"docs/promises.md names tests that are not there: {missing}"
+    assert not missing, f"the page names tests that are not there: {missing}"
+
+
+@pytest.mark.parametrize("page", [PAGE, SECURITY], ids=["promises", "security"])
+def test_no_claim_names_a_test_twice(page: str) -> None:
+    for claim in re.split(r"^(?=\*\*|## )", page, flags=re.MULTILINE):
+        lines = re.findall(r"^- `.*$", claim, re.MULTILINE)
+        assert len(lines) == len(set(lines)), claim.splitlines()[0]
+
+
+def test_every_claim_of_security_has_a_test() -> None:
+    claims = re.split(r"^(?=\*\*|## )", SECURITY.partition("## Doors")[2], flags=re.MULTILINE)
+    bold = [claim for claim in claims if claim.startswith("**")]
+    assert len(bold) > 20
+    bare = [claim.splitlines()[0] for claim in bold if not _NAMED.search(claim)]
+    assert not bare, f"docs/security.md claims what no test holds: {bare}"
 
 
 def test_every_promise_and_every_case_has_a_test() -> None:
