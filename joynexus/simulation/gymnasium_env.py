@@ -118,6 +118,8 @@ class GymnasiumSimulator:
     def _observe(self, render: bool) -> SimObservation:
         parts = [np.asarray(self._part(key), np.float32).reshape(-1) for key in self._numbers]
         state = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        if len(state) != self.contract.state_dim:
+            raise ValueError(f"it shows {len(state)} numbers, its observation space has {self.contract.state_dim}")
         return SimObservation(state, tuple(map(self._draw, self.contract.cameras)) if render else ())
 
     def _part(self, key: str) -> Any:
@@ -126,6 +128,8 @@ class GymnasiumSimulator:
     def _draw(self, camera: Camera) -> Picture:
         if camera.name in self._pictures:
             picture = np.asarray(self._part(camera.name), np.uint8)
+            if picture.shape != (camera.height, camera.width, 3):
+                raise ValueError(f"'{camera.name}' is a picture of {picture.shape}, which its space contradicts")
         else:
             picture = np.asarray(self._env.render(), np.uint8)
             if picture.shape != (camera.height, camera.width, 3) or camera.rotation_deg:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from joynexus.contract import Contract, Statistics, VectorStatistics
 from joynexus.seeds import derived_seed
 from joynexus.simulation.episodes import Actions, Question, Rows, run_episodes
+from joynexus.simulation.interface import SimulatorError
 from joynexus.statistics import vector_statistics
 
 LEAST = 0.07
@@ -50,8 +51,7 @@ def measure_statistics(
         alive: as in `run_episodes`.
 
     Raises:
-        ValueError: if no episode could be run.
-        SimulatorError: if the simulator cannot be made.
+        SimulatorError: if the simulator cannot be made, or no episode could be run.
     """
     low, high = action_limits(contract)
     limit = contract.episode_limit
@@ -69,7 +69,7 @@ def measure_statistics(
     whole = {result.seed: result.steps for result in results if not result.lost}
     states = [seen[key] for key in sorted(seen) if key[1] < whole.get(key[0], 0)]
     if not states:
-        raise ValueError(f"no episode with random actions could be run: {results[0].failure}")
+        raise SimulatorError(f"no episode with random actions could be run: {results[0].failure}")
     return Statistics(count=len(states), state=_widened(np.stack(states)), action=_of_limits(low, high))
 
 

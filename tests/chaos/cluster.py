@@ -79,10 +79,10 @@ class Cluster:
 
 
 @contextmanager
-def chaotic(folder: Path, **environment: str) -> Iterator[Cluster]:
+def chaotic(folder: Path, *, env_workers: int = 1, **environment: str) -> Iterator[Cluster]:
     """A cluster with failpoints; `environment` are more variables of its processes."""
     points = Points(folder / "points")
-    options = launch.Options(backbone=BACKBONE, simulator_processes=2, timeout_s=300)
+    options = launch.Options(backbone=BACKBONE, simulator_processes=2, env_workers=env_workers, timeout_s=300)
     with pytest.MonkeyPatch.context() as variables:
         for name, value in {VARIABLE: str(points.folder), **environment}.items():
             variables.setenv(name, value)

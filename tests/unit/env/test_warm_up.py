@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joynexus.contract import Statistics
-from joynexus.simulation.interface import SimObservation, SimulatorOptions, StepResult
+from joynexus.simulation.interface import SimObservation, SimulatorError, SimulatorOptions, StepResult
 from joynexus.simulation.warm_up import action_limits, measure_statistics
 from joynexus.simulation.work import describe_simulator
 from joynexus.wire.back import DescribeSimulator
@@ -95,7 +95,7 @@ def test_no_scale_is_so_small_that_what_comes_later_is_thrown_far_out() -> None:
 
 
 def test_a_task_that_cannot_be_run_says_why() -> None:
-    with pytest.raises(ValueError, match="no episode with random actions could be run: the simulator was lost 3 times"):
+    with pytest.raises(SimulatorError, match="no episode with random actions could be run: the simulator was lost 3 times"):
         measure(Recorder(2, dict.fromkeys(range(5), 99)))
 
 

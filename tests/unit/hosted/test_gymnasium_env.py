@@ -105,6 +105,24 @@ def test_pictures_are_those_that_were_chosen() -> None:
         GymnasiumSimulator(Reach(), options(cameras=(painted,)))
 
 
+@pytest.mark.parametrize(
+    ("part", "shown", "sentence"),
+    [
+        ("joints", np.zeros(3, np.float32), "it shows 4 numbers, its observation space has 3"),
+        ("eye", np.zeros((5, 3, 3), np.uint8), "'eye' is a picture of \\(5, 3, 3\\), which its space contradicts"),
+    ],
+)
+def test_an_observation_that_contradicts_its_space_reaches_no_policy(
+    monkeypatch: pytest.MonkeyPatch, part: str, shown: np.ndarray, sentence: str
+) -> None:
+    env = Reach()
+    simulator, see = GymnasiumSimulator(env, options()), env._see
+    simulator.reset(0)
+    monkeypatch.setattr(env, "_see", lambda: see() | {part: shown})
+    with pytest.raises(ValueError, match=sentence):
+        simulator.step_chunk(np.zeros((1, 2), np.float32))
+
+
 def test_spaces_that_are_no_boxes_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="actions of Reach are a Discrete: they must be a Box"):
         GymnasiumSimulator(Reach(spaces.Discrete(3)), options())
