@@ -170,6 +170,25 @@ print(json.dumps(done))
     assert os.listdir(tmp_path / "keys") == ["file"]
 
 
+def test_where_files_cannot_be_confined_memory_and_open_files_are_bounded_all_the_same(tmp_path: Path) -> None:
+    program = """
+import pathlib, resource, sys
+from services.env import confinement
+confinement._abi = lambda: 0
+assert "Landlock" in confinement.missing()
+confinement.confine([], pathlib.Path(sys.argv[1]), memory_bytes=1 << 30)
+assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= confinement.FILES
+try:
+    bytearray(2 << 30)
+except MemoryError:
+    print("bounded")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "bounded\n"
+
+
 def test_a_readers_environment_names_no_key(
     tmp_path: Path, folder: Path, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
