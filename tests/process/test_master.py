@@ -14,10 +14,12 @@ import blake3
 import numpy as np
 import pytest
 
+import joynexus
+from joynexus.client import _client
 from joynexus.contract import Contract
 from joynexus.specs import PolicySpec
 from joynexus.tenants import TenantLimitsFile
-from joynexus.wire import ArrayPacker, ErrorCode, Failure, Message, Packet, encode
+from joynexus.wire import ArrayPacker, ErrorCode, Failure, JoyNexusError, Message, Packet, encode
 from joynexus.wire.back import Beat, BeatAck, Register, Registered
 from joynexus.wire.front import (
     Accepted,
@@ -107,6 +109,15 @@ def test_tenant_is_welcomed_as_who_its_key_says(shared: MasterProcess) -> None:
 def test_client_of_another_protocol_is_told_to_upgrade(tenant: Peer) -> None:
     answer = tenant.ask(Hello(protocol_min=90, protocol_max=99, client="from the future"))
     assert failed(answer).code is ErrorCode.UPGRADE_REQUIRED
+
+
+def test_client_library_of_another_protocol_says_which_side_to_change(
+    shared: MasterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "PROTOCOL_MIN", 3)
+    monkeypatch.setattr(_client, "PROTOCOL", 3)
+    with pytest.raises(JoyNexusError, match="upgrade the service, or install an older client"):
+        joynexus.connect(shared.keyring.issue("early", tenant="early"))
 
 
 def test_revoked_key_is_refused_at_its_next_message(shared: MasterProcess) -> None:
