@@ -13,11 +13,8 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from common.failpoints import failpoint
 from common.refusals import Refusals, name_of
-from common.telemetry import get_logger
 from joynexus.keys import Domain, KeyPair, KeyRegistry
 from joynexus.transport import Context, Socket, common_options
-
-log = get_logger(__name__)
 
 
 def bind_router(context: Context, address: str, server_keys: KeyPair, domain: Domain, *, bulk: bool) -> Socket:
@@ -64,13 +61,14 @@ class _Door:
         self._registry = registry
         self._domain = domain
         self._refusals = refusals
+        self._damage = Refusals("registry_unreadable")
 
     def callback(self, domain: str, key: bytes) -> bool:
         try:
             failpoint("master.let_in")
             entry = self._registry.lookup(key.decode("ascii"))
         except (OSError, ValueError) as error:  # a damaged registry lets nobody in, and the next handshake tries again
-            log.error("registry_unreadable", why=str(error))
+            self._damage.note("damaged", "all", str(error))
             entry = None
         if entry is not None and entry.domain == self._domain:
             return True
