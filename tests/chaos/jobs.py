@@ -51,9 +51,15 @@ def numbers(client: Client, job: joynexus.Job, policy: str, steps: int, *, timeo
     """Wait for its end, and return what it leaves."""
     info = job.wait(progress=False, timeout_s=timeout_s)
     assert (info.state, info.done, info.version) == ("succeeded", steps, 1), info.message
+    return Numbers(tuple(job.losses), actions(client, policy, 1))
+
+
+def actions(client: Client, policy: str, version: int, *, timeout_s: float = 120.0) -> bytes:
+    """What a version does with one observation, always the same."""
     random = np.random.default_rng(1)
     picture = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
     state = random.normal(size=4).astype(np.float32)
-    answer = client.policy(policy).act({"front": picture}, "follow the rule", state, timeout_s=120)
-    assert answer.version == 1
-    return Numbers(tuple(job.losses), answer.actions.tobytes())
+    asked = client.policy(policy)
+    answer = asked.act({"front": picture}, "follow the rule", state, version=version, timeout_s=timeout_s)
+    assert answer.version == version
+    return answer.actions.tobytes()

@@ -3,8 +3,9 @@
 In: how long, which role is spared, and a seed of the times and the victims. Out: assertions by invariant, and figures.
 Never: a kill that the operator did not cause, or a number of a disturbed run that is not compared with a calm one.
 
-One tenant imitates (SFT jobs), one reinforces (synchronous RL jobs), one drives a loop of its own and counts what it
-was told. Each does the same again afterwards while nothing happens, and has the same bits.
+One tenant imitates (SFT jobs), one reinforces (RL jobs, synchronous and asynchronous in turn), one drives a loop of its
+own and counts what it was told. Each does the same again afterwards while nothing happens, and has the same bits where
+they are a function of seeds alone: an asynchronous job acts with whatever version is the newest within its bound.
 
     python -m tests.chaos.soak                 ten minutes for each role, which is spared then
     python -m tests.chaos.soak --spared env    ten minutes
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks._report import RESULTS, Row, host
+from joynexus import Client
 from joynexus.keyring import Keyring
 from joynexus.local import HealthReport
 from tests.chaos.cluster import Cluster, chaotic
@@ -97,23 +99,26 @@ def disturbed(
     plan, over = found.plan, threading.Event()
     most = plan.seconds + LAST_S
 
-    def again(work: Callable[[str], object]) -> list[object]:
-        made = []
-        for number in itertools.count(1):
-            made.append(work(f"disturbed-{number}"))
-            if over.is_set():
-                break
-        return made
+    def numbers() -> Iterator[int]:
+        return itertools.takewhile(lambda number: not (number and over.is_set()), itertools.count())
 
-    def driving(steps: int) -> bool:
+    def imitating(client: Client) -> list[object]:
+        return [imitate(client, f"disturbed-{number}", plan.steps, folder, most) for number in numbers()]
+
+    def reinforcing(client: Client) -> list[object]:
+        return [
+            reinforce(client, f"disturbed-{number}", plan.updates, most, staleness=number % 2) for number in numbers()
+        ]
+
+    def going_on(_: int) -> bool:
         over.wait(plan.pause_s)
         return not over.is_set()
 
     start = time.monotonic()
     tenants = [
-        Tenant(cluster, "driver", lambda client: drive(client, "disturbed", folder, driving)),
-        Tenant(cluster, "imitator", lambda client: again(lambda name: imitate(client, name, plan.steps, folder, most))),
-        Tenant(cluster, "reinforcer", lambda client: again(lambda name: reinforce(client, name, plan.updates, most))),
+        Tenant(cluster, "driver", lambda client: drive(client, "disturbed", folder, going_on)),
+        Tenant(cluster, "imitator", imitating),
+        Tenant(cluster, "reinforcer", reinforcing),
     ]
     killer = Killer(cluster, plan)
     try:
@@ -142,7 +147,11 @@ def soak(cluster: Cluster, plan: Plan, folder: Path, verdict: Verdict) -> Found:
 
     driven, imitated, reinforced = disturbed(cluster, found, folder, verdict)
     found.jobs = [len(imitated), len(reinforced)]
-    found.loop_steps, found.loop_versions, found.longest_step_s = len(driven.losses), driven.versions, driven.longest_s
+    found.loop_steps, found.loop_versions, found.longest_step_s = (
+        len(driven.losses),
+        len(driven.actions),
+        driven.longest_s,
+    )
     start, most, steps = time.monotonic(), plan.seconds + LAST_S, len(driven.losses)
     calm = [
         Tenant(cluster, "driver", lambda client: drive(client, "calm", folder, lambda done: done < steps)),
@@ -154,9 +163,10 @@ def soak(cluster: Cluster, plan: Plan, folder: Path, verdict: Verdict) -> Found:
 
     with verdict("I1"):
         assert isinstance(calm_driven, Driven)
-        assert (driven.losses, driven.weights) == (calm_driven.losses, calm_driven.weights)
+        assert (driven.losses, driven.actions) == (calm_driven.losses, calm_driven.actions)
+        assert driven.weights == calm_driven.weights
         assert all(job == calm_imitated for job in imitated)
-        assert all(curve == calm_reinforced for curve in reinforced)
+        assert all(curve == calm_reinforced for curve in reinforced[::2])
     with verdict("I4"):
         until(cluster.idle)
         until(lambda: all(instance.state == "running" for instance in health(cluster).instances))

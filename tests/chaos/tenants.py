@@ -16,7 +16,7 @@ import joynexus
 from joynexus import Client, export_layout
 from joynexus.keyring import Keyring
 from tests.chaos.cluster import BACKBONE, Cluster
-from tests.chaos.jobs import DATASET, RECIPE
+from tests.chaos.jobs import DATASET, RECIPE, actions
 from tests.process import test_rl
 
 LAST_S = 400.0
@@ -69,15 +69,17 @@ def imitate(client: Client, policy: str, steps: int, folder: Path, timeout_s: fl
     return Imitated(tuple(job.losses), weights(client, policy, folder))
 
 
-def reinforce(client: Client, policy: str, updates: int, timeout_s: float) -> list[tuple[object, ...]]:
-    """Run a synchronous RL job to its end: each update acted with the version before it, each decision counts once."""
-    spec = test_rl.rl(policy, updates=updates)
+def reinforce(
+    client: Client, policy: str, updates: int, timeout_s: float, *, staleness: int = 0
+) -> list[tuple[object, ...]]:
+    """Run an RL job to its end: every rollout acted with a version within the bound, each decision counts once."""
+    spec = test_rl.rl(policy, updates=updates, max_staleness=staleness)
     job = client.submit(spec)
     info = job.wait(progress=False, timeout_s=timeout_s)
     assert (info.state, info.done, info.version) == ("succeeded", updates, updates + 1), info.message
     points = job.updates
     assert [point.update for point in points] == list(range(updates))
-    assert all(point.staleness == 0 for point in points)
+    assert all(0 <= point.staleness <= staleness for point in points)
     assert all(point.metrics["decisions"] == spec.episodes * 6 for point in points)
     return test_rl.numbers(points)
 
@@ -87,15 +89,22 @@ class Driven:
     """What a loop was told."""
 
     losses: list[float]
-    weights: bytes
-    versions: int
+    actions: list[bytes]  # of each version
+    weights: bytes  # of the last one
     longest_s: float
 
 
 def drive(client: Client, policy: str, folder: Path, more: Callable[[int], bool]) -> Driven:
     """Train step by step while there is `more`, counting; what the cluster says must be that count."""
     losses: list[float] = []
-    versions, longest = 0, 0.0
+    acted: list[bytes] = []
+    longest = 0.0
+
+    def publish() -> None:
+        version = len(acted) + 1
+        assert driven.publish().result(LAST_S).version == version
+        acted.append(actions(client, policy, version, timeout_s=LAST_S))
+
     with client.create_policy(policy, dataset=DATASET, backbone=BACKBONE, chunk=4, seed=5) as driven:
         while more(len(losses)):
             since, first = time.monotonic(), 8 * (len(losses) % 7)
@@ -104,14 +113,12 @@ def drive(client: Client, policy: str, folder: Path, more: Callable[[int], bool]
             losses.append(loss.result(LAST_S).metrics["loss"])
             assert step.result(LAST_S).metrics["step"] == len(losses)
             if len(losses) % PUBLISH_EVERY == 0:
-                versions += 1
-                assert driven.publish().result(LAST_S).version == versions
+                publish()
             longest = max(longest, time.monotonic() - since)
-        versions += 1
-        assert driven.publish().result(LAST_S).version == versions
+        publish()
         info = driven.info()
-        assert (info.step, info.next_seq) == (len(losses), 1 + 2 * len(losses) + versions)
-    return Driven(losses, weights(client, policy, folder), versions, longest)
+        assert (info.step, info.next_seq) == (len(losses), 1 + 2 * len(losses) + len(acted))
+    return Driven(losses, acted, weights(client, policy, folder), longest)
 
 
 def weights(client: Client, policy: str, folder: Path) -> bytes:
