@@ -59,7 +59,7 @@ from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
 from services.master.policies import Policies
 from services.master.policy import Policy
-from services.master.protocol import agree
+from services.master.protocol import Misfits
 from services.master.reports import Counts, Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
@@ -92,6 +92,7 @@ class MasterCore:
         outbox.now = now
         acting, training, env = Counters(), Counters(), Counters()
         self._limits = Limits(config, (acting, training, env))
+        self._misfits = Misfits()
         self._holdings = Holdings(outbox, config, self._limits)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
@@ -263,6 +264,7 @@ class MasterCore:
         try:
             if handler is None:
                 raise JoyNexusError(failure(ErrorCode.INVALID, f"'{asked.header.kind}' cannot be asked here"))
+            self._misfits.check(asked)
             handler(asked, asked.message)
         except JoyNexusError as error:
             self._outbox.answer(asked, error.failure)
@@ -291,7 +293,7 @@ class MasterCore:
         self._outbox.answer(
             asked,
             front.Welcome(
-                protocol=agree("client", message.protocol_min, message.protocol_max),
+                protocol=self._misfits.agree(asked, message),
                 server=self._config.server,
                 tenant=asked.tenant,
                 scope=asked.scope,

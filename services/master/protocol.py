@@ -6,8 +6,14 @@ side has to change. Never: a guess what an unknown version may mean.
 
 from __future__ import annotations
 
-from joynexus.wire import ErrorCode, limits
+from collections import OrderedDict
+
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, limits
+from joynexus.wire.front import Hello
+from services.master.events import BackMessage, FrontMessage, Peer
 from services.master.outbox import refuse
+
+_MOST_MISFITS = 10_000
 
 
 def agree(who: str, oldest: int, newest: int) -> int:
@@ -31,6 +37,38 @@ def agree(who: str, oldest: int, newest: int) -> int:
         f"the {who} speaks {_range(oldest, newest)}, the service {_range(limits.PROTOCOL_MIN, limits.PROTOCOL)}: "
         f"{change}",
     )
+
+
+class Misfits:
+    """Connections of clients that have no version in common with the service: they hear that whatever they ask.
+
+    A client that has lost its connection says hello and then, at once, all that was not answered: to a master that was
+    upgraded meanwhile, those may be words of another meaning.
+    """
+
+    def __init__(self) -> None:
+        self._refused: OrderedDict[Peer, Failure] = OrderedDict()
+
+    def agree(self, asked: FrontMessage, hello: Hello) -> int:
+        """Return the version to speak on a connection; JoyNexusError as `agree`."""
+        self._refused.pop(asked.peer, None)
+        try:
+            return agree("client", hello.protocol_min, hello.protocol_max)
+        except JoyNexusError as error:
+            self._refused[asked.peer] = error.failure
+            if len(self._refused) > _MOST_MISFITS:
+                self._refused.popitem(last=False)
+            raise
+
+    def check(self, asked: FrontMessage | BackMessage) -> None:
+        """Refuse what is no hello on a connection whose hello was refused.
+
+        Raises:
+            JoyNexusError: `UPGRADE_REQUIRED`.
+        """
+        refused = self._refused.get(asked.peer)
+        if refused is not None and not isinstance(asked.message, Hello):
+            raise JoyNexusError(refused)
 
 
 def _range(oldest: int, newest: int) -> str:

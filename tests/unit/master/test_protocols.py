@@ -7,9 +7,10 @@ import pytest
 
 from joynexus.wire import ErrorCode, Failure, Header, decode_body, limits
 from joynexus.wire.back import Register, Registered, TrainGroup
-from joynexus.wire.front import Hello, OpResult, OptimStep, Welcome
+from joynexus.wire.front import CreatePolicy, Hello, ListPolicies, OpResult, OptimStep, PolicyInfo, PolicyList, Welcome
+from services.master import protocol
 from tests.unit.master.actors import FakeTrainer, new_incarnation
-from tests.unit.master.world import FakeWorker, World, run
+from tests.unit.master.world import SPEC, FakeWorker, World, run
 
 RANGES = pytest.mark.parametrize(
     ("service", "other", "spoken"),
@@ -100,6 +101,29 @@ def test_client_of_another_age_is_told_in_one_sentence_which_side_to_change(
     assert refused.code is ErrorCode.UPGRADE_REQUIRED
     assert what_to_do.format("client") in refused.message
     assert "\n" not in refused.message
+
+
+def test_what_follows_a_hello_that_was_refused_is_refused_and_not_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose master was upgraded meanwhile sends all that was not answered right behind its hello."""
+    old, new = world.new_peer("front"), world.new_peer("front")
+    assert world.ask(hello((1, 1)), Welcome, peer=old).protocol == 1
+    speak(monkeypatch, (2, 2))
+    refused = world.refused(hello((1, 1)), peer=old)
+    create = CreatePolicy(policy="p", spec=SPEC)
+    assert world.refused(create, peer=old) == refused
+    assert world.ask(ListPolicies(), PolicyList, peer=new).policies == ()
+    world.ask(create, PolicyInfo, peer=new)
+    assert world.ask(hello((1, 2)), Welcome, peer=old).protocol == 2
+    assert len(world.ask(ListPolicies(), PolicyList, peer=old).policies) == 1
+
+
+def test_connections_that_were_refused_take_bounded_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_MOST_MISFITS", 3)
+    for _ in range(10):
+        world.refused(hello((9, 9)), peer=world.new_peer("front"))
+    assert len(world.core._misfits._refused) == 3
 
 
 @STRANGERS
