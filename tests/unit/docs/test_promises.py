@@ -58,7 +58,8 @@ def test_every_promise_and_every_case_has_a_test() -> None:
 def test_every_case_of_the_harness_is_on_the_page() -> None:
     """Its tests stand in the row of the number that they are marked with."""
     rows = {int(found[1]): found[0] for found in _CASE.finditer(PAGE)}
-    assert list(rows) == list(range(1, 36))
+    assert len(rows) >= 35
+    assert list(rows) == list(range(1, len(rows) + 1))
     for path in (ROOT / "tests" / "chaos").glob("test_*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
