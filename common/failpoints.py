@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ NAMES = (
 )
 """Every place. Its call says where it is; what has happened by then stands in the name."""
 
-_FAULT = re.compile(r"(?:([1-9][0-9]*)\*)?(kill|error|enospc|eio|hang|delay:[0-9.]+)")
+_FAULT = re.compile(r"(?:([1-9][0-9]*)\*)?(kill|error|enospc|eio|hang|delay:[0-9.]+|raise:\w+\.\w+)")
 
 
 class FailpointError(RuntimeError):
@@ -53,8 +54,8 @@ class _Armed:
         found = _FAULT.fullmatch(text.strip())
         if found is None:
             raise ValueError(
-                f"'{text}' is no fault for {name} in {VARIABLE}: it is kill, error, enospc, eio, hang or "
-                "delay:SECONDS, with 2* before it for the second time"
+                f"'{text}' is no fault for {name} in {VARIABLE}: it is kill, error, enospc, eio, hang, "
+                "delay:SECONDS or raise:MODULE.EXCEPTION, with 2* before it for the second time"
             )
         self._name = name
         self._left = int(found[1] or 1)
@@ -80,6 +81,9 @@ class _Armed:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             case "hang", *_:
                 threading.Event().wait()
+            case "raise", _, named:  # of a module that the process has already: `torch.AcceleratorError`
+                module, _, exception = named.partition(".")
+                raise getattr(sys.modules[module], exception)(f"failpoint {self._name}")
             case _, _, seconds:
                 time.sleep(float(seconds))
 
@@ -125,6 +129,7 @@ def failpoint(name: str) -> None:
     Raises:
         OSError: `enospc`, `eio`.
         FailpointError: `error`.
+        Exception: the one that `raise` names.
     """
     place = _places.get(name)
     if place is not None:

@@ -6,16 +6,17 @@ Thin on purpose: how the matrix library computes is fixed when torch is loaded, 
 from __future__ import annotations
 
 from common import telemetry
+from common.exits import cannot_start
 from common.settings import InferenceSettings, load_settings
 from joynexus.vla import numerics
 
 
 def main() -> None:
-    """Run the inference service; a reason not to start is one sentence on stderr and exit code 1."""
+    """Run the inference service; a reason not to start is one sentence on stderr and exit code 78."""
     try:
         settings = load_settings(InferenceSettings)
     except ValueError as error:
-        raise SystemExit(f"the inference service cannot start: {error}") from error
+        raise cannot_start("the inference service", error) from error
     telemetry.configure("inference", level=settings.log_level, json_logs=settings.json_logs)
     numerics.configure(settings.threads)
     from services.inference.service import run

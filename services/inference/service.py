@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from common.exits import cannot_start
 from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
@@ -36,7 +37,7 @@ def run(settings: InferenceSettings) -> None:
             try:
                 equipment = bring_up(settings)
             except ValueError as error:
-                raise SystemExit(f"the inference service cannot start: {error}") from error
+                raise cannot_start("the inference service", error) from error
             engine = PredictEngine(
                 equipment.backbone,
                 runtime.blobs.fetch,

@@ -6,6 +6,7 @@ the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`)
 
 from __future__ import annotations
 
+from common.exits import cannot_start
 from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
@@ -38,7 +39,7 @@ def run(settings: TrainerSettings) -> None:
             try:
                 equipment = bring_up(settings)
             except ValueError as error:
-                raise SystemExit(f"the trainer cannot start: {error}") from error
+                raise cannot_start("the trainer", error) from error
             memory = memory_bytes(equipment.backbone.device)
             slot_bytes = settings.slot_bytes or int(SLOTS_SHARE * memory)
             engine = TrainerEngine(

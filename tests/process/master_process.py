@@ -27,8 +27,9 @@ _RESEND_S = 5.0
 class MasterProcess:
     """`python -m services.master` in a folder of its own; `with` starts and ends it."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, *, module: str = "services.master", **settings: object) -> None:
         self.folder = folder
+        self._module = module
         self.addresses = own_addresses()
         self.keyring = Keyring(folder / "keys")
         self.keyring.prepare(self.addresses)
@@ -54,7 +55,7 @@ class MasterProcess:
         env = {f"JOYNEXUS_{name.upper()}": str(value) for name, value in self._settings.items()}
         self.log = (self.folder / "master.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.master"],
+            [sys.executable, "-m", self._module],
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=self.log,

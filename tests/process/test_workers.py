@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from common.exits import EXIT_CONFIG
 from common.settings import InferenceSettings, TrainerSettings, WorkerSettings
 from joynexus.vla.exported import export_policy
 from joynexus.wire import rebuild
@@ -262,7 +263,7 @@ def test_a_role_that_cannot_start_says_why_in_one_sentence(
         timeout=60,
         text=True,
     )
-    assert ended.returncode == 1
+    assert ended.returncode == EXIT_CONFIG
     assert "cannot start" in ended.stderr
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -7,6 +7,7 @@ import errno
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,12 @@ def test_strikes_at_the_time_asked_for_and_only_then() -> None:
     with pytest.raises(OSError, match="Input/output"):
         failpoint("trainer.optim_step")
     failpoint("trainer.optim_step")
+
+
+def test_raises_what_a_library_would_raise() -> None:
+    arm({VARIABLE: "trainer.optim_step=raise:threading.BrokenBarrierError"})
+    with pytest.raises(threading.BrokenBarrierError, match=r"failpoint trainer\.optim_step"):
+        failpoint("trainer.optim_step")
 
 
 def test_kill_ends_the_process_at_once() -> None:
