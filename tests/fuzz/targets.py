@@ -10,9 +10,10 @@ made once, by `prepare`.
 from __future__ import annotations
 
 import functools
+import io
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from joynexus.wire.back import PredictItem, TrainItem
 from joynexus.wire.errors import JoyNexusError
 from joynexus.wire.front import Act, DatasetSamples, Samples
 from joynexus.wire.messages import KINDS
+from services.env.datasets import reader
 from services.inference import core as inference
 from services.master.events import Peer
 from services.master.gate import Refused, admit
@@ -53,7 +55,8 @@ from services.trainer.blobs import Blobs, Unreachable
 from services.trainer.checkpoint import CheckpointMeta, read_checkpoint, write_checkpoint
 from services.trainer.samples import SampleReader
 from tests.fuzz.core import play
-from tests.unit.env import test_trajectories
+from tests.fuzz.decoder import MEMORY_BYTES
+from tests.unit.env import sets, test_trajectories
 from tests.unit.vla.samples import DIGEST, HIDDEN, contract, policy_spec, statistics
 from tests.wire.samples import golden, make, sample
 
@@ -144,11 +147,11 @@ def _key(scope: str, observation: Observation) -> str:
 def _samples(parts: Parts) -> str:
     """Inline samples, and a payload blob."""
     body, *buffers = parts or [b""]
-    reader = SampleReader(_blobs(_file(join(parts))), _key)
+    samples = SampleReader(_blobs(_file(join(parts))), _key)
     item = TrainItem(tenant="a", policy="p", seq=1, kind="forward_backward")
     inline = msgspec.structs.replace(item, samples=body, buffers=len(buffers))
     blob = msgspec.structs.replace(item, payload="0" * 64)
-    return _refusals((partial(reader.read, asked, buffers, SPEC) for asked in (inline, blob)), JoyNexusError)
+    return _refusals((partial(samples.read, asked, buffers, SPEC) for asked in (inline, blob)), JoyNexusError)
 
 
 def _some_samples() -> list[Parts]:
@@ -238,14 +241,14 @@ def _dataset(parts: Parts) -> None:
     """A manifest, as master and trainer read it, and the blob of an episode."""
     manifest, episode = ([*parts, b"", b""])[:2]
     paths = _file(manifest, "manifest"), _file(episode, "episode")
-    reader = SampleReader(_blobs(*paths), _key)
+    samples = SampleReader(_blobs(*paths), _key)
     wanted = DatasetSamples(dataset="0" * 64, indices=(0, 3, 1))
     item = TrainItem(tenant="a", policy="p", seq=1, kind="train_step", dataset=wanted, feature_scope="s")
     store = cast(BlobStore, SimpleNamespace(path=lambda digest: paths[0]))
     with suppress(ValueError):
         found = ShellSources(cast(Journal, None), store).manifest(blake3.blake3(manifest).hexdigest())
         training_indices(found, 1)
-    reader.read(item, (), SPEC)
+    samples.read(item, (), SPEC)
 
 
 def _some_datasets() -> list[Parts]:
@@ -267,6 +270,47 @@ def _some_datasets() -> list[Parts]:
         episodes=(EpisodeEntry(length=length, instruction="go", blob="b" * 64, nbytes=len(blob)),) * 2,
     )
     return [[msgspec.msgpack.encode(manifest), blob]]
+
+
+# What tenants push
+
+
+_SET = ("meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl")
+"""Only what Python reads: a table can crash the library that reads it, which is why a reader has its own process."""
+
+
+class _Parent:
+    """Of a reader: takes its episodes."""
+
+    def alive(self) -> None:
+        pass
+
+    @contextmanager
+    def new_file(self) -> Iterator[Path]:
+        yield Path("episode-of-the-set")
+
+    def put_file(self, path: Path, *, move: bool = False) -> tuple[str, int]:
+        return "e" * 64, path.stat().st_size
+
+
+def _pushed(parts: Parts) -> str:
+    folder = _made_set()
+    for name, content in zip(_SET, [*parts, b"", b"", b""], strict=False):
+        (folder / name).write_bytes(content)
+    job = reader.Job(str(folder), "", None, MEMORY_BYTES)
+    with redirect_stderr(io.StringIO()):
+        told = reader._outcome(folder, job, cast(reader._Parent, _Parent()))
+    return "; ".join(fault.what for fault in told.faults) if isinstance(told, reader.Faulty) else type(told).__name__
+
+
+@functools.cache
+def _made_set() -> Path:
+    return sets.write_v2(Path("set"), lengths=(3,), video=False)
+
+
+def _some_pushed() -> list[Parts]:
+    folder = _made_set()
+    return [[(folder / name).read_bytes() for name in _SET]]
 
 
 # What simulators' processes say
@@ -358,6 +402,7 @@ TARGETS: dict[str, Target] = {
     "d": Target(_dataset, (JoyNexusError, Unreachable), _some_datasets),
     "j": Target(_joined, (WireError,), lambda: [[join([b"ab", b"", b"c"])]]),
     "k": Target(_operator, (), _some_files),
+    "l": Target(_pushed, (), _some_pushed),
     "m": Target(_message, (WireError,), _messages),
     "o": Target(play, (), lambda: [[seed] for seed in _told()]),
     "r": Target(_journal, (), _some_rows),

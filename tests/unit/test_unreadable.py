@@ -26,11 +26,14 @@ from joynexus.tenants import TenantLimitsFile
 from joynexus.wire import JoyNexusError, join
 from joynexus.wire.back import PredictItem, TrainItem
 from joynexus.wire.front import DatasetSamples
+from services.env.datasets import apart, prepare, reader
+from services.env.datasets.check import check_dataset
 from services.inference import core as inference
 from services.master.sources import ShellSources
 from services.trainer.blobs import Blobs
 from services.trainer.checkpoint import CheckpointMeta, read_checkpoint
 from services.trainer.samples import SampleReader
+from tests.unit.env import sets
 from tests.unit.env.test_trajectories import make
 from tests.unit.workers import spec
 
@@ -141,3 +144,35 @@ def test_more_episodes_than_can_be_trained_on_are_refused_before_they_are_looked
         alarmed.setattr(trajectories, "_check", lambda t: pytest.fail("it was looked at"))
         with pytest.raises(ValueError, match=f"{MAX_DECISIONS + 1} rows"):
             trajectories.unpack(many)
+
+
+def test_a_table_whose_columns_have_names_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    folder = sets.write_v2(tmp_path / "set", lengths=(3,), video=False)
+    table = folder / "data/chunk-000/episode_000000.parquet"
+    table.write_bytes(table.read_bytes().replace(b"frame_index", b"frame\xe9index"))
+    (fault,) = check_dataset(folder).faults
+    assert "no parquet file" in fault.what
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), OSError("of a library"), UnicodeDecodeError("utf-8", b"", 0, 1, "")])
+def test_whatever_a_library_raises_over_a_set_is_a_fault_of_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(prepare, "prepare_dataset", fails)
+    told = reader._outcome(
+        tmp_path, reader.Job(str(tmp_path), "", None, 1 << 30), cast(Any, SimpleNamespace(alive=None))
+    )
+    assert isinstance(told, reader.Faulty)
+    assert type(error).__name__ in told.faults[0].what
+
+
+def test_a_reader_of_sets_whose_word_is_nested_without_end_is_taken_for_lost(tmp_path: Path) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        theirs.send_bytes(PACKED)
+        job = apart.Job(str(tmp_path), "", None, 1 << 30)
+        with pytest.raises(apart.ReaderLostError, match="said what cannot be read"):
+            apart._follow(ours, job, cast(Any, None), lambda: None, 20.0)

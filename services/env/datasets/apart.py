@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from joynexus.datasets import DatasetManifest, Fault
+from joynexus.unreadable import UNREADABLE
 from services.env.datasets.report import DatasetError, Report
 
 SILENT_S = 600.0
@@ -170,7 +171,7 @@ def _follow(
                     raise OSError(errno, os.strerror(errno))
     except (EOFError, ConnectionError):
         return None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ReaderLostError(f"the process that read the set said what cannot be read: {error}") from error
     raise _broken(Path(job.folder).name, f"reading it got on with nothing for {silent_s:.0f} s: {_ADVICE}")
 

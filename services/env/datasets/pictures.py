@@ -13,10 +13,9 @@ from typing import NamedTuple, cast
 import av
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from services.env.datasets.folder import DatasetFolder
-from services.env.datasets.tables import check_size, open_table
+from services.env.datasets.tables import UNREADABLE_TABLE, check_size, open_table
 
 MAX_PIXELS = 1 << 25
 _BATCH_ROWS = 64
@@ -126,7 +125,7 @@ def decode_column(
                     for number, value in enumerate(values, first):
                         yield _decode_picture(folder, value, f"{name}, column {column}, row {number}", size)
                     row += batch.num_rows
-            except (pa.ArrowException, OSError) as error:
+            except UNREADABLE_TABLE as error:
                 raise folder.findings.fail(name, f"column '{column}' is damaged: copy the file again") from error
         start = stop
 

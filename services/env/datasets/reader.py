@@ -13,6 +13,7 @@ import signal
 import sys
 import sysconfig
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -75,8 +76,16 @@ def _outcome(folder: Path, job: Job, parent: _Parent) -> Told:
         return _too_much(folder, job)
     except OSError as error:
         if error.errno is None:
-            raise
+            return _broken(folder, error)
         return Unwritten(error.errno)
+    except Exception as error:  # there is no end to what libraries raise over a file that nobody thought of
+        return _broken(folder, error)
+
+
+def _broken(folder: Path, error: Exception) -> Faulty:
+    traceback.print_exception(error)  # into the log of the env service
+    what = f"reading it fails ({type(error).__name__}): write the set again, or leave out files until it can be read"
+    return Faulty((Fault(severity="error", where=folder.name, what=what),))
 
 
 def _too_much(folder: Path, job: Job) -> Faulty:

@@ -20,6 +20,8 @@ from services.env.datasets.report import Findings
 
 MAX_COLUMN_BYTES = 4 << 30  # of the columns read from one file, uncompressed
 MAX_ROWS = 50_000_000  # of one file
+UNREADABLE_TABLE = (pa.ArrowException, OSError, UnicodeError)
+"""What pyarrow raises over a file; the last over names of columns."""
 _MAX_INTEGER = 2.0**53  # beyond it float64 does not count any more
 
 Floats = npt.NDArray[np.float32]
@@ -48,9 +50,9 @@ def open_table(folder: DatasetFolder, name: str) -> pq.ParquetFile:
     path = folder.path(name)
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+        names = file.schema_arrow.names
+    except UNREADABLE_TABLE as error:
         raise folder.findings.fail(name, "is truncated or no parquet file: copy it again") from error
-    names = file.schema_arrow.names
     if len(set(names)) < len(names):
         raise folder.findings.fail(name, "has several columns of one name: write it again")
     if file.metadata.num_rows > MAX_ROWS:
@@ -67,7 +69,7 @@ def read_columns(folder: DatasetFolder, name: str, columns: Sequence[str]) -> pa
     check_size(folder, name, file, wanted, range(file.metadata.num_row_groups))
     try:
         return file.read(columns=wanted)
-    except (pa.ArrowException, OSError) as error:
+    except UNREADABLE_TABLE as error:
         raise folder.findings.fail(name, "is damaged: some of its rows cannot be read, copy it again") from error
 
 
