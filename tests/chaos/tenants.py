@@ -19,7 +19,7 @@ from tests.chaos.cluster import BACKBONE, Cluster
 from tests.chaos.jobs import DATASET, RECIPE, actions
 from tests.process import test_rl
 
-LAST_S = 400.0
+LAST_S = 600.0
 """What was begun may take so long after the last fault."""
 PUBLISH_EVERY = 25
 """Steps of the loop between two publications."""
