@@ -1,6 +1,6 @@
 """The master's core, told whatever messages: well-formed ones of any kind, by anybody, in any order.
 
-In: messages. Out: nothing. Never: an exception of the core, which a real master would have to outlive.
+In: messages. Out: what it answered. Never: an exception of the core, which a real master would have to outlive.
 
 Each play has a world of its own: a tenant with a policy, a lease, a data set and a job, another tenant, and three
 workers that never say anything by themselves.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from joynexus.wire import Header, WireError, decode_body
+from joynexus.wire import Failure, Header, WireError, decode_body, kind_of
 from joynexus.wire.front import SubmitJob
 from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, KINDS
 from services.master.events import BackMessage, FrontMessage
@@ -37,8 +37,8 @@ class Told(msgspec.Struct, array_like=True):
 _read = msgspec.msgpack.Decoder(Told).decode
 
 
-def play(parts: Sequence[bytes]) -> None:
-    """Tell a new core these messages, let time pass, and begin anew from its journal."""
+def play(parts: Sequence[bytes]) -> str:
+    """Tell a new core these messages, let time pass, and begin anew from its journal; return what it answered."""
     messages = []
     for part in parts[:_MOST]:
         try:
@@ -47,7 +47,7 @@ def play(parts: Sequence[bytes]) -> None:
         except (msgspec.MsgspecError, WireError, RecursionError):
             continue
     if not messages:
-        return
+        return ""
     world = World()
     world.upload(FILE)
     world.create()
@@ -86,4 +86,6 @@ def play(parts: Sequence[bytes]) -> None:
                 )
             )
     world.wait(1.0)
+    answers = [send.message for sends in world.sent.values() for send in sends if send.re.startswith("m")]
     world.crash()
+    return "; ".join(each.message if isinstance(each, Failure) else kind_of(each) for each in answers)
