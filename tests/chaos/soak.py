@@ -69,6 +69,7 @@ class Found:
             "spared": self.plan.spared,
             "seconds": round(self.plan.seconds),
             "mean_s": self.plan.mean_s,
+            "seed": self.plan.seed,
             "kills": sum(self.kills.values()),
             **{f"kills_{role}": self.kills.get(role, 0) for role in ROLES},
             "sft_jobs": self.jobs[0],
