@@ -6,7 +6,6 @@ In: settings. Out: a running master process, its CPU time, keys to dial it. Neve
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from common.settings import WorkerSettings
 from joynexus.client import Client, connect
 from joynexus.contract import Camera, Contract
 from joynexus.keyring import Addresses, Keyring
+from joynexus.launch import free_addresses
 from joynexus.specs import PolicySpec
 from joynexus.wire import Packet
 from joynexus.wire.back import Register, TrainDone, TrainGroup
@@ -52,7 +52,7 @@ class Master:
     def __init__(self, folder: Path, module: str, settings: dict[str, object]) -> None:
         self.folder = folder
         self.keyring = Keyring(folder / "keys")
-        addresses = _free_addresses()
+        addresses = free_addresses(folder / "keys")
         self.keyring.prepare(addresses)
         self.keyring.issue("bench", tenant="bench")
         values = {
@@ -62,10 +62,18 @@ class Master:
             "log_level": "warning",
             **settings,
         }
-        env = {f"JOYNEXUS_{name.upper()}": str(value) for name, value in values.items()}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module], env={**os.environ, **env}, stdin=subprocess.DEVNULL
-        )
+        self._command = [sys.executable, "-m", module]
+        self._env = {**os.environ, **{f"JOYNEXUS_{name.upper()}": str(value) for name, value in values.items()}}
+        self.start()
+
+    def start(self) -> None:
+        """Start the process."""
+        self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
 
     def cpu_s(self) -> float:
         """CPU seconds of the master so far, of all its threads."""
@@ -90,8 +98,7 @@ def running_master(module: str = "services.master", **settings: object) -> Itera
         try:
             yield master
         finally:
-            master.process.kill()
-            master.process.wait()
+            master.kill()
 
 
 def registration(runtime: WorkerRuntime, role: str, **credit: int) -> Register:
@@ -150,13 +157,3 @@ def observation() -> tuple[list[np.ndarray], np.ndarray]:  # type: ignore[type-a
     """Two pictures and a state, the same every time."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, 255, (SIDE, SIDE, 3), np.uint8) for _ in range(2)], rng.random(STATE, np.float32)
-
-
-def _free_addresses() -> Addresses:
-    sockets = [socket.socket() for _ in range(4)]
-    for opened in sockets:
-        opened.bind(("127.0.0.1", 0))
-    names = [f"tcp://127.0.0.1:{opened.getsockname()[1]}" for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return Addresses(**dict(zip(Addresses.__struct_fields__, names, strict=True)))
