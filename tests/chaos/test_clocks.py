@@ -36,12 +36,18 @@ import os, time
 
 _time, _time_ns = time.time, time.time_ns
 
+_last = 0.0
+
 def _shift():
-    with open(os.environ["SHIFTED_CLOCK"]) as file:
-        shift = float(file.read())
-    with open(os.environ["SHIFTED_CLOCK"] + ".read", "a") as file:
-        file.write(f"{shift} ")
-    return shift
+    global _last
+    try:
+        with open(os.environ["SHIFTED_CLOCK"]) as file:
+            _last = float(file.read())
+        with open(os.environ["SHIFTED_CLOCK"] + ".read", "a") as file:
+            file.write(f"{_last} ")
+    except OSError:  # who reads data sets is confined to them
+        pass
+    return _last
 
 time.time = lambda: _time() + _shift()
 time.time_ns = lambda: _time_ns() + int(_shift() * 1e9)
