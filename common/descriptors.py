@@ -1,12 +1,13 @@
-"""A process's file descriptors: as many as the system gives, and few of them for strangers.
+"""A process's file descriptors: as many as the system gives, and bounds for who holds them.
 
 In: the limit of this process; the bound sockets of a context. Out: the limit at its highest; connections hung up.
-Never: a connection hung up on that has said something, or has been there longer than a handshake may take.
+Never: a connection hung up on for saying nothing that has spoken, or whose handshake may still come.
 
-Whoever reaches a port is accepted, and holds a descriptor until its handshake is over or is given up (`HANDSHAKE_S`).
-libzmq bounds neither how many do that nor what they leave for files (BACKLOG is a queue before that, MAX_SOCKETS counts
-our own sockets). So the newest connections are watched, and if too many have not said anything yet, the oldest of them
-goes: a peer with a key has spoken within milliseconds, and gets through however many others come.
+Whoever reaches a port is accepted, and holds a descriptor until its handshake is over or is given up (`HANDSHAKE_S`);
+whoever has a key holds as many as it likes. libzmq bounds neither (BACKLOG is a queue before that, MAX_SOCKETS counts
+our own sockets), nor what it gathers of a message whose end never comes. So all connections are watched: by its
+monitors, by the descriptor that each received frame tells, and by what the kernel has received for each.
+`common.connections` says which must go.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import os
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
+from common.connections import Bounds, Connections, Ending, Place, on_the_line
+from common.refusals import Refusals
 from common.telemetry import get_logger
 from common.wakeup import Wakeup
 from joynexus.transport import HANDSHAKE_S, Context, Socket
@@ -33,7 +37,15 @@ _HIGHEST = 2**20
 _MOST_SILENT = 4096
 """About 4 KiB of memory each."""
 _SILENT_SHARE = 4
-"""At most one in so many descriptors is a stranger's."""
+_MUTE_SHARE = 8
+_SPOKEN_SHARE = 2
+"""One in so many descriptors may be a new connection's, one that says nothing, any other; the rest is for files."""
+MAX_BACKLOG_BYTES = 256 * 1024**2
+"""Four of the largest messages."""
+_LOOK_S = 0.5
+_BYTES_RECEIVED = struct.Struct("=Q")
+_BYTES_RECEIVED_AT = 128
+"""In Linux's `struct tcp_info`."""
 _EVENT = struct.Struct("=Hi")
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _numbers = itertools.count(1)
@@ -50,28 +62,44 @@ def raise_limit() -> int:
     return _HIGHEST if soft == resource.RLIM_INFINITY else soft
 
 
-def most_silent(limit: int) -> int:
-    """Return how many connections that have not said anything a process with so many descriptors may have."""
-    return min(_MOST_SILENT, limit // _SILENT_SHARE)
+def bounds(limit: int, *, of_one: int) -> Bounds:
+    """Return how many connections a process with so many descriptors may have, and of them one owner."""
+    spoken = max(1, limit // _SPOKEN_SHARE)
+    return Bounds(
+        new=min(_MOST_SILENT, limit // _SILENT_SHARE),
+        mute=min(_MOST_SILENT, limit // _MUTE_SHARE),
+        spoken=spoken,
+        of_one=min(of_one, spoken),
+        backlog_bytes=MAX_BACKLOG_BYTES,
+    )
 
 
 class Doorkeeper:
-    """Hang up on connections that say nothing, from a thread of its own.
+    """Watch connections, and hang up on those that must go, from a thread of its own.
 
     Args:
         context: of the sockets.
         sockets: bound ones; nobody else may monitor them.
-        most: how many connections that are new and silent there may be.
+        bounds: how many connections there may be.
+        owner_of: names whose key this is.
         failed: called if the thread fails.
     """
 
-    def __init__(self, context: Context, sockets: Iterable[Socket], *, most: int, failed: Callable[[], object]) -> None:
-        self._most = most
+    def __init__(
+        self,
+        context: Context,
+        sockets: Iterable[Socket],
+        *,
+        bounds: Bounds,
+        owner_of: Callable[[str], str],
+        failed: Callable[[], object],
+    ) -> None:
+        self._owner_of = owner_of
         self._failed = failed
         self._lock = threading.Lock()
-        self._silent: dict[int, float] = {}  # descriptor -> accepted when, oldest first
-        # Descriptor -> inode: descriptors are used again, and a first word may come before the news of its connection.
-        self._spoke: dict[int, int] = {}
+        self._connections = Connections(bounds)
+        self._refusals = Refusals("connections_hung_up")
+        self.counts = self._refusals.counts
         self._monitors: list[Socket] = []
         for bound in sockets:
             address = f"inproc://doorkeeper-{next(_numbers)}"
@@ -82,26 +110,43 @@ class Doorkeeper:
             self._monitors.append(monitor)
         self._wakeup = Wakeup()
         self._stopping = False
-        self.hung_up = 0
         self._thread = threading.Thread(target=self._guarded, name="doorkeeper", daemon=True)
         self._thread.start()
 
     @property
     def silent(self) -> int:
         """How many connections are new and have said nothing."""
-        return len(self._silent)
+        return len(self._connections.new)
 
-    def heard(self, frame: zmq.Frame) -> None:
-        """Note that the connection from which a frame came has said something."""
-        if self._silent:
+    @property
+    def mute(self) -> int:
+        """How many connections have said nothing although their handshake is over."""
+        return len(self._connections.mute)
+
+    @property
+    def spoken(self) -> int:
+        """How many connections have said something, of those that may still be there."""
+        return len(self._connections.spoken)
+
+    @property
+    def hung_up(self) -> int:
+        """How many connections were hung up on."""
+        return self.counts.total()
+
+    def heard(self, door: str, frames: Sequence[zmq.Frame]) -> None:
+        """Note that a message came, its routing id first; from any thread."""
+
+        def who() -> tuple[Place, str] | None:
             try:
-                descriptor = int(frame.get(zmq.SRCFD))
-                inode = os.fstat(descriptor).st_ino
-            except (zmq.ZMQError, OSError):  # it came otherwise than by TCP, or its connection has gone
-                return
-            with self._lock:
-                self._silent.pop(descriptor, None)
-                self._spoke[descriptor] = inode
+                place = _place(int(frames[-1].get(zmq.SRCFD)))
+            except zmq.ZMQError:  # it came otherwise than by TCP
+                return None
+            return None if place is None else (place, self._owner_of(str(frames[-1]["User-Id"])))
+
+        nbytes = sum(on_the_line(len(frame)) for frame in frames[1:])
+        with self._lock:
+            for ending in self._connections.heard((door, frames[0].bytes), nbytes, time.monotonic(), who):
+                self._hang_up(ending)
 
     def stop(self) -> None:
         """End the thread."""
@@ -121,11 +166,19 @@ class Doorkeeper:
         poller.register(self._wakeup, zmq.POLLIN)
         for monitor in self._monitors:
             poller.register(monitor, zmq.POLLIN)
+        look_at = 0.0
         while not self._stopping:
-            poller.poll(1000)
+            poller.poll(int(1000 * _LOOK_S))
             for monitor in self._monitors:
                 self._take(monitor)
-            self._forget(time.monotonic() - HANDSHAKE_S - 1)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                with self._lock:
+                    for ending in self._connections.settled(now - HANDSHAKE_S - 1):
+                        self._hang_up(ending)
+                    for ending in self._connections.measured(_received, now):
+                        self._hang_up(ending)
         for monitor in self._monitors:
             monitor.close(0)
 
@@ -137,31 +190,45 @@ class Doorkeeper:
                 return
             event, descriptor = _EVENT.unpack(what)
             with self._lock:
-                self._silent.pop(descriptor, None)
-                if event == zmq.EVENT_ACCEPTED:
-                    self._silent[descriptor] = time.monotonic()
-                    if len(self._silent) > self._most:
-                        self._hang_up(next(iter(self._silent)))
+                if event != zmq.EVENT_ACCEPTED:
+                    self._connections.closed(descriptor)
+                elif (place := _place(descriptor)) is not None:
+                    for ending in self._connections.accepted(place, time.monotonic()):
+                        self._hang_up(ending)
 
-    def _hang_up(self, descriptor: int) -> None:
-        del self._silent[descriptor]
-        with contextlib.suppress(OSError):  # it has gone meanwhile
-            if os.fstat(descriptor).st_ino == self._spoke.get(descriptor):
-                return
-            self.hung_up += 1
-            if self.hung_up & (self.hung_up - 1) == 0:  # 1, 2, 4, 8, …: a flood must not fill the log
-                log.warning("connections_hung_up", most=self._most, hung_up=self.hung_up)
-            connection = socket.socket(fileno=descriptor)
-            try:
+    def _hang_up(self, ending: Ending) -> None:
+        descriptor = ending.place[0]
+        if _place(descriptor) != ending.place:  # it has gone meanwhile
+            return
+        self._refusals.note(ending.reason, ending.owner or "strangers", ending.why)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+        try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            finally:
-                connection.detach()  # libzmq closes it
+        finally:
+            connection.detach()  # libzmq closes it
 
-    def _forget(self, before: float) -> None:
-        """Whoever is still there after the time for a handshake has made one."""
-        with self._lock:
-            while self._silent:
-                descriptor = next(iter(self._silent))
-                if self._silent[descriptor] >= before:
-                    return
-                del self._silent[descriptor]
+
+def _place(descriptor: int) -> Place | None:
+    """Return what is at a descriptor now; None if nothing is."""
+    try:
+        return descriptor, os.fstat(descriptor).st_ino
+    except OSError:
+        return None
+
+
+def _received(place: Place) -> int | None:
+    """Return how many bytes have come over a connection; None if it has gone, 0 on systems that do not say."""
+    if _place(place[0]) != place:
+        return None
+    if sys.platform != "linux":
+        return 0
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=place[0])
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED_AT + 8)
+        finally:
+            connection.detach()
+        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)[0])
+    except (OSError, struct.error):  # it has gone meanwhile; an old kernel
+        return 0

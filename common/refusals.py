@@ -50,3 +50,8 @@ class Refusals:
 def name_of(entry: KeyEntry | None, public: str) -> str:
     """Name a key for the log: by its name, or by the beginning of its public half if nobody knows it."""
     return entry.name if entry is not None else f"unknown ({public[:8]}…)"
+
+
+def owner_of(entry: KeyEntry | None, public: str) -> str:
+    """Name whose connections and requests count together: a tenant's, or those of a key that is no tenant's."""
+    return f"tenant {entry.tenant}" if entry is not None and entry.tenant else name_of(entry, public)

@@ -58,9 +58,11 @@ class MasterSettings(RoleSettings):
         max_inflight_ops: ops of one policy that may wait unanswered.
         quota_bytes: blobs kept for one tenant.
         max_policies: policies of one tenant.
+        max_connections: connections of one tenant, by all its keys together, or of one worker key. With one more, the
+            one of them that said nothing for longest is ended. (All together have half of the open files at most.)
         max_requests_per_s, max_blob_requests_per_s: requests of one tenant, by all its keys together, on the control
-            and on the bulk socket; it may ask as much as in two seconds at once. (From max_inflight_ops to here:
-            for tenants without limits of their own.)
+            and on the bulk socket; it may ask as much as in two seconds at once. (These and the
+            three limits above max_connections are for tenants without limits of their own.)
         max_kills: a piece of work is set aside once so many workers died over it alone. Whoever kills workers at
             random, as a soak test does, raises it: a death from outside looks like one of the work's doing.
     """
@@ -78,6 +80,7 @@ class MasterSettings(RoleSettings):
     max_inflight_ops: int = Field(64, ge=1)
     quota_bytes: int = Field(50 * 1024**3, ge=0)
     max_policies: int = Field(10_000, ge=0)
+    max_connections: int = Field(1024, ge=1)
     max_requests_per_s: int = Field(3000, ge=1)
     max_blob_requests_per_s: int = Field(1000, ge=1)
     max_uploads: int = Field(16_384, ge=2)

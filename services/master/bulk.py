@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -91,7 +91,7 @@ class BulkService:
         max_requests_per_s: of a tenant of which the operator says nothing.
         ask: has a question put to the core in the master's thread, and the answer told there.
         post: gives the core an event.
-        heard: told of each frame that came.
+        heard: told of each message that came.
         failed: called if this thread fails.
     """
 
@@ -106,7 +106,7 @@ class BulkService:
         max_requests_per_s: float = math.inf,
         ask: Callable[[Question], None],
         post: Callable[[BlobStored | BlobServed], None],
-        heard: Callable[[zmq.Frame], None],
+        heard: Callable[[Door, Sequence[zmq.Frame]], None],
         failed: Callable[[], object],
     ) -> None:
         self._sockets = sockets

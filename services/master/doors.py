@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
+from common.refusals import Refusals
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import bind_router, bound_address, peer_key
@@ -20,6 +21,8 @@ from joynexus.wire import Buffer
 from services.master.events import Door, Peer
 
 log = get_logger(__name__)
+
+_damage = Refusals("registry_unreadable")  # each message of each peer meets it
 
 
 def open_doors(context: Context, settings: MasterSettings) -> dict[Door, Socket]:
@@ -49,7 +52,7 @@ def open_doors(context: Context, settings: MasterSettings) -> dict[Door, Socket]
 
 
 def receive(
-    door_socket: Socket, door: Door, *, at_once: int, heard: Callable[[zmq.Frame], None]
+    door_socket: Socket, door: Door, *, at_once: int, heard: Callable[[Door, Sequence[zmq.Frame]], None]
 ) -> Iterator[tuple[Peer, list[Buffer], str]]:
     """Take messages that have come, at most `at_once`: the sender, its frames, its authenticated key.
 
@@ -62,7 +65,7 @@ def receive(
             frames = receive_frames(door_socket)
         except zmq.Again:
             return
-        heard(frames[-1])
+        heard(door, frames)
         yield Peer(door, frames[0].bytes), [frame.buffer for frame in frames[1:]], peer_key(frames[-1])
 
 
@@ -82,5 +85,5 @@ def look_up(registry: KeyRegistry, key: str) -> KeyEntry | None:
     try:
         return registry.lookup(key)
     except ValueError as error:
-        log.error("registry_unreadable", why=str(error))
+        _damage.note("damaged", "all", str(error))
         return None

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import zmq
 
 from common.blobs import BlobStore
-from common.descriptors import Doorkeeper, most_silent, raise_limit
+from common.descriptors import Doorkeeper, bounds, raise_limit
 from common.failpoints import failpoint
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
 from common.progress import Progress, Watchdog
-from common.refusals import Refusals
+from common.refusals import Refusals, owner_of
 from common.settings import MasterSettings
 from common.telemetry import get_logger
 from common.transport import Authenticator
@@ -42,7 +42,7 @@ from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, S
 from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
-from services.master.doors import open_doors, receive, send
+from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
@@ -109,8 +109,13 @@ class MasterService:
             self._context.term()
             raise
         self._sockets: dict[Door, Socket] = {door: sockets[door] for door in ("back", "front")}
-        silent = most_silent(raise_limit())
-        self._doorkeeper = Doorkeeper(self._context, sockets.values(), most=silent, failed=_give_up)
+        self._doorkeeper = Doorkeeper(
+            self._context,
+            sockets.values(),
+            bounds=bounds(raise_limit(), of_one=settings.max_connections),
+            owner_of=lambda key: owner_of(look_up(self._registry, key), key),
+            failed=_give_up,
+        )
         self._committer = Committer(self._journal, self._post_all, _give_up)
         self._bulk = BulkService(
             {door: sockets[door] for door in ("back_bulk", "front_bulk")},
@@ -262,7 +267,7 @@ class MasterService:
         """Return what all threads refused or failed at since the start, by kind."""
         # Each of them goes on counting; a copy is made at one moment.
         others = {"handshake": self._authenticator.refused, "bug": self._guard.faults.total()}
-        return self.counts + Counter(self._bulk.counts) + Counter(others)
+        return self.counts + Counter(self._bulk.counts) + Counter(self._doorkeeper.counts) + Counter(others)
 
     def _flush(self) -> None:
         if self._unwritten:

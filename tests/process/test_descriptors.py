@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.descriptors import Doorkeeper, most_silent
+from common.connections import Bounds
+from common.descriptors import Doorkeeper, bounds
 from joynexus.transport import Link, receive_frames
 from joynexus.wire.front import BlobOffset
+from tests.chaos.proxy import Proxy
 from tests.process.master_process import MasterProcess
 from tests.process.test_links import Door, until
 from tests.process.test_master import fine, upload
@@ -34,7 +36,8 @@ def door(tmp_path: Path) -> Iterator[Door]:
 
 @pytest.fixture
 def keeper(door: Door) -> Iterator[Doorkeeper]:
-    keeper = Doorkeeper(door.context, [door.router], most=MOST, failed=lambda: None)
+    few = Bounds(new=MOST, mute=MOST, spoken=1000, of_one=8, backlog_bytes=32 * 2**20)
+    keeper = Doorkeeper(door.context, [door.router], bounds=few, owner_of=lambda key: key, failed=lambda: None)
     yield keeper
     keeper.stop()
 
@@ -78,7 +81,7 @@ def test_whoever_has_a_key_gets_in_and_stays_however_many_strangers_come(door: D
             line.tend()
             if line.socket.poll(100, zmq.POLLOUT):
                 line.socket.send(b"hello")
-        keeper.heard(receive_frames(door.router)[-1])
+        keeper.heard("front", receive_frames(door.router))
         line.tend()
         ups = line.ups
         for _ in range(20):
@@ -89,6 +92,70 @@ def test_whoever_has_a_key_gets_in_and_stays_however_many_strangers_come(door: D
     finally:
         enough.set()
         flooding.join()
+
+
+class Speaker:
+    """A connection with a key that says a word."""
+
+    def __init__(self, door: Door, keeper: Doorkeeper, *, address: str = "") -> None:
+        self.line = door.line(door.laptop.keys(), address=address)
+        until(self.line, lambda: self.line.link is Link.UP, 60)
+        self.door, self.keeper = door, keeper
+        self.say(b"hello")
+
+    def say(self, *frames: bytes) -> None:
+        self.line.socket.send_multipart(frames)
+        assert self.door.router.poll(60_000)
+        self.keeper.heard("front", receive_frames(self.door.router))
+
+    def there(self) -> bool:
+        self.line.tend()
+        return self.line.link is Link.UP and self.line.ups == 1
+
+
+def test_of_a_keys_connections_the_one_that_was_silent_for_longest_goes(door: Door, keeper: Doorkeeper) -> None:
+    speakers = [Speaker(door, keeper) for _ in range(8)]
+    speakers[0].say(b"again")
+    assert keeper.hung_up == 0
+    newest = Speaker(door, keeper)
+    wait(lambda: not speakers[1].there())
+    assert keeper.counts == {"connections": 1}
+    assert all(speaker.there() for speaker in [speakers[0], *speakers[2:], newest])
+    for speaker in [*speakers, newest]:
+        door.lines.remove(speaker.line)
+        speaker.line.close()
+    wait(lambda: keeper.spoken == 0)
+
+
+def test_mute_connections_of_a_valid_key_are_bounded_and_one_that_speaks_is_not_among_them(
+    door: Door, keeper: Doorkeeper
+) -> None:
+    speaker = Speaker(door, keeper)
+    lines = [door.line(door.laptop.keys()) for _ in range(MOST)]
+    for line in lines:
+        until(line, lambda line=line: line.link is Link.UP, 60)  # type: ignore[misc]  # bound at once
+    wait(lambda: keeper.mute == MOST)
+    assert keeper.hung_up == 0
+    late = [door.line(door.laptop.keys()) for _ in range(4)]
+    for line in late:
+        until(line, lambda line=line: line.link is Link.UP, 60)  # type: ignore[misc]
+    wait(lambda: keeper.hung_up >= 4)
+    assert speaker.there()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say how much has come")
+def test_a_message_that_never_ends_is_ended_and_long_ones_that_do_are_not(door: Door, keeper: Doorkeeper) -> None:
+    with Proxy(door.address) as network:
+        honest, endless = Speaker(door, keeper), Speaker(door, keeper, address=network.address)
+        part = bytes(2**20)
+        for _ in range(40):  # more in all than one may have sent that has not come out
+            honest.say(part, b"small", bytes(300))
+        network.faults.bandwidth = 20e6
+        endless.line.socket.send_multipart([part] * 64)
+        wait(lambda: not endless.there())
+        assert keeper.counts == {"backlog": 1}
+        assert network.carried < 60 * 2**20  # gone before its message was whole
+        assert honest.there()
 
 
 def test_a_connection_that_says_nothing_for_long_but_has_a_key_is_left_alone(door: Door, keeper: Doorkeeper) -> None:
@@ -133,5 +200,5 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "True", done.stderr
-    assert most_silent(1024) == 256
-    assert most_silent(2**20) == 4096
+    assert bounds(1024, of_one=100)[:4] == (256, 128, 512, 100)
+    assert bounds(2**20, of_one=1024)[:4] == (4096, 4096, 2**19, 1024)

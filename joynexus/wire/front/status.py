@@ -58,7 +58,8 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
     Attributes:
         policies, policies_resident: registered, and of these in a trainer's memory.
         counts: to operators: what was refused or failed since the master started, by kind: `handshake` (keys that
-            were not let in), `key`, `scope`, `role`, `malformed` (messages), `undeliverable` (answers), `disk`, `bug`
+            were not let in), `key`, `scope`, `role`, `malformed`, `rate` (messages), `silent`, `connections`,
+            `backlog` (connections that were ended), `undeliverable` (answers), `disk`, `bug`
     """
 
     server: str

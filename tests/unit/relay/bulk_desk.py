@@ -69,7 +69,7 @@ class Desk:
             max_uploads=4,
             ask=lambda question: question(self.core),
             post=self.events.append,
-            heard=lambda frame: None,
+            heard=lambda door, frames: None,
             failed=lambda: None,
         )
 

@@ -116,7 +116,7 @@ def test_housekeeping_outlives_a_disk_that_fails(tmp_path: Path, monkeypatch: py
         max_uploads=4,
         ask=lambda question: question(core),
         post=lambda event: None,
-        heard=lambda frame: None,
+        heard=lambda door, frames: None,
         failed=lambda: failed.append(True),
     )
     with monkeypatch.context() as broken:

@@ -37,7 +37,7 @@ def serve(core: Core, store: BlobStore, folder: Path) -> BulkService:
         max_uploads=4,
         ask=lambda question: question(core),
         post=lambda event: None,
-        heard=lambda frame: None,
+        heard=lambda door, frames: None,
         failed=lambda: None,
     )
 
