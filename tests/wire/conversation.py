@@ -53,7 +53,7 @@ class Speaker:
         self._count += 1
         id = f"{self._who}{self._count}"
         frames = encode(message, id=id, deadline_ms=60_000, buffers=buffers)
-        self._peer.send(frames, bulk=bulk)
+        self._peer.send(frames, bulk=bulk, timeout_s=WAIT_S)
         self._note(bulk, True, frames)
         return id
 
@@ -99,7 +99,7 @@ def replay(steps: Sequence[Step], peers: Mapping[str, Peer]) -> Iterator[str]:
     for number, step in enumerate(steps):
         peer = peers[step.who]
         if step.sent:
-            peer.send([_renamed(frame, now) for frame in step.frames], bulk=step.bulk)
+            peer.send([_renamed(frame, now) for frame in step.frames], bulk=step.bulk, timeout_s=WAIT_S)
             continue
         frames = frames_of(peer, bulk=step.bulk)
         then, new = _parts(step.frames), _parts(frames)
