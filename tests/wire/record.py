@@ -199,6 +199,7 @@ class Conversation:
         assert isinstance(offer, WeightsOffer)
         self.inference.ask(BlobRead(digest=offer.digest, offset=0, length=offer.nbytes), bulk=True)
         self.inference.say(WeightsApplied(tenant=offer.tenant, policy=offer.policy, version=offer.version))
+        self.inference.ask(Beat(progress=2, phase="idle", busy_s=0.5))  # once that is answered, it was heard
 
     def _act(self) -> None:
         packer = ArrayPacker()
