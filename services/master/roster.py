@@ -27,7 +27,7 @@ from services.master.protocol import agree
 
 _FALLEN_REMEMBERED = 1000
 _QUIET_BEATS = 2.0
-"""A worker that missed so many beats is taken for dead as soon as another one registers with its key and role."""
+"""A worker that missed so many beats is taken for dead once another one has registered with its key and role."""
 _OFFERED = frozenset({"backbone", "device", "dtype", "numerics", "grouping", "simulators"})
 """What a tenant needs to know of a worker: what it runs, and whether numbers stay the same in groups."""
 
@@ -253,9 +253,8 @@ class Roster:
 
     def _join(self, said: BackMessage, message: Register) -> None:
         for other in list(self._by_incarnation.values()):
-            quiet = self._outbox.now - other.heard > _QUIET_BEATS * self._config.beat_ms / 1000
-            if quiet and other.key_name == said.key_name and other.role == message.role:
-                self._lose(other, "it was silent when another one came with its key")
+            if other.key_name == said.key_name and other.role == message.role:
+                self._replace(other, other.heard)
         self._check_batch_key(message)
         name = self._free_name(message.role)
         worker = Worker(
@@ -273,6 +272,14 @@ class Roster:
         self._outbox.log("info", "worker_joined", worker=name, pid=message.pid, lives=self._lives[name])
         for staff in self._staff[worker.role]:
             staff.joined(worker)
+
+    def _replace(self, worker: Worker, heard: float) -> None:
+        """Another one came with this worker's key: take it for dead now or soon, unless it was heard since."""
+        left = heard + _QUIET_BEATS * self._config.beat_ms / 1000 - self._outbox.now
+        if left > 0:
+            self._outbox.after(left, lambda: self._replace(worker, heard))
+        elif worker.alive and worker.heard == heard:
+            self._lose(worker, "it was silent when another one came with its key")
 
     def _agree(self, said: BackMessage, message: Register) -> int:
         try:

@@ -70,12 +70,30 @@ def test_a_restarted_worker_replaces_the_silent_one_of_its_key_at_once(world: Wo
     assert role.restarts == 1
 
 
+def test_a_worker_that_restarted_within_a_beat_replaces_its_former_life_after_two(world: World) -> None:
+    first = FakeTrainer(world, new_incarnation())
+    ask_step(world)
+    first.die()
+    world.wait(0.5)
+    second = FakeTrainer(world, new_incarnation())
+    assert not second.inbox
+    for _ in range(3):
+        world.wait(0.6)
+        second.beat()
+    assert len(second.inbox) == 1
+    assert roles(world) == {"trainer-1": "lost", "trainer-2": "working"}
+
+
 def test_a_second_worker_with_the_same_key_does_not_replace_a_living_one(world: World) -> None:
     first = FakeEnv(world, new_incarnation())
     world.wait(1)
     first.beat()
-    FakeEnv(world, new_incarnation())
-    assert set(roles(world)) == {"env-1", "env-2"}
+    second = FakeEnv(world, new_incarnation())
+    for _ in range(4):
+        world.wait(0.9)
+        first.beat()
+        second.beat()
+    assert roles(world) == {"env-1": "working", "env-2": "working"}
 
 
 def test_a_worker_that_comes_back_on_a_new_connection_keeps_its_work_and_gets_it_again(world: World) -> None:
