@@ -17,6 +17,7 @@ from typing import Protocol
 import blake3
 
 from common.blobs import BlobStore, digest_file
+from common.failpoints import failpoint
 from common.progress import Progress
 from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message, Packet, failure, limits
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
@@ -192,6 +193,7 @@ class BlobAccess:
             for start in itertools.islice(starts, WINDOW - len(asked)):
                 chunk = part(start, min(limits.CHUNK_BYTES, nbytes - start))
                 asked.append(self._ask(BlobChunk(digest=digest, offset=start), (chunk,), timeout_s=TIMEOUT_S))
+                failpoint("worker.push_blob")
             if not asked:
                 return False
             try:

@@ -37,6 +37,7 @@ NAMES = (
     "inference.before_answer",
     "env.before_blob",
     "env.between_blob_and_answer",
+    "worker.push_blob",
 )
 """Every place. Its call says where it is; what has happened by then stands in the name."""
 
