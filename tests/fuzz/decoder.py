@@ -27,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -45,8 +45,8 @@ HANG_S = 120.0
 """Time after which an input hangs."""
 _GROWN = 100
 """Inputs that a target's corpus may have in memory."""
-_LEAST_S = 5.0
-"""Reading takes at least so long, however long it takes to import everything."""
+LEAST = 30
+"""So many inputs each target reads at least, however slow the machine."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -146,14 +146,13 @@ def _read_on(seconds: float, seed: int, folder: Path, letter: str) -> None:
     """Read mutated inputs for a while; each target gets the same time. Counts are written down now and then."""
     until, desk = time.monotonic() + seconds, _Desk(folder / "desk")
     _begin(folder / "scratch", desk)
-    until = max(until, time.monotonic() + _LEAST_S)
     chance, corpus = random.Random(seed), inputs(letter)
     mutator = Mutator(chance, corpus)
     used = dict.fromkeys(corpus, 0.0)
     executions: Counter[str] = Counter()
     known: dict[str, set[str]] = {each: set() for each in corpus}
     tell_at = 0.0
-    while time.monotonic() < until:
+    while time.monotonic() < until or min(executions[each] for each in corpus) < LEAST:
         chosen = min(used, key=used.__getitem__)
         data = mutator.next(chosen)
         desk.put(data)
@@ -172,10 +171,16 @@ def _read_on(seconds: float, seed: int, folder: Path, letter: str) -> None:
                 corpus[chosen].append(data)
         if time.monotonic() > tell_at:
             tell_at = time.monotonic() + 1.0
-            counts = (dict(executions), {each: len(sentences) for each, sentences in known.items()})
-            (folder / "counts.new").write_bytes(msgspec.json.encode(counts))
-            (folder / "counts.new").rename(folder / "counts")
+            _tell(folder, executions, known)
+    _tell(folder, executions, known)
     faulthandler.cancel_dump_traceback_later()
+
+
+def _tell(folder: Path, executions: Mapping[str, int], known: Mapping[str, set[str]]) -> None:
+    """Write down for the watching process how much was read."""
+    counts = (executions, {each: len(sentences) for each, sentences in known.items()})
+    (folder / "counts.new").write_bytes(msgspec.json.encode(counts))
+    (folder / "counts.new").rename(folder / "counts")
 
 
 def _read_led(seconds: float, seed: int, folder: Path) -> None:
@@ -198,9 +203,7 @@ def _read_led(seconds: float, seed: int, folder: Path) -> None:
         counts[data[:1].decode("latin1")] += 1
         if time.monotonic() > tell_at:
             tell_at = time.monotonic() + 1.0
-            known = {each: n for each, n in counts.items() if each in corpus}
-            (folder / "counts.new").write_bytes(msgspec.json.encode((known, {})))
-            (folder / "counts.new").rename(folder / "counts")
+            _tell(folder, {each: n for each, n in counts.items() if each in corpus}, {})
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         chance = random.Random(seed)

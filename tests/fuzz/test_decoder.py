@@ -13,8 +13,6 @@ from tests.fuzz.mutation import Mutator, pack, unpack
 
 SECONDS = float(os.environ.get("FUZZ_S", "60"))
 """How long it takes; some of it goes by while everything is imported."""
-LEAST = 500
-"""Inputs that are read in that time however slow the machine is."""
 
 
 @pytest.mark.slow
@@ -28,7 +26,7 @@ def test_changed_bytes_are_read_or_refused_in_bounded_memory_and_time() -> None:
         [f"{why}\n{decoder.replayed(Path(path))}" for path, why in report.findings.items()]
     )
     assert set(report.executions) == set(decoder.inputs())
-    assert sum(report.executions.values()) > LEAST, report
+    assert min(report.executions.values()) >= decoder.LEAST, report
 
 
 def test_the_corpus_is_small_and_has_inputs_for_every_reader() -> None:
