@@ -44,7 +44,7 @@ KILLS = {"JOYNEXUS_MAX_KILLS": "1000"}
 
 
 SHORT = Plan(seconds=30, mean_s=5, spared="trainer", steps=100, updates=2, pause_s=0.1)
-LONG = Plan(seconds=600, mean_s=15, spared="master", steps=1500, updates=25)
+LONG = Plan(seconds=600, mean_s=15, spared="master", steps=1500, updates=8)
 
 
 @dataclass
