@@ -95,7 +95,9 @@ def test_no_scale_is_so_small_that_what_comes_later_is_thrown_far_out() -> None:
 
 
 def test_a_task_that_cannot_be_run_says_why() -> None:
-    with pytest.raises(SimulatorError, match="no episode with random actions could be run: the simulator was lost 3 times"):
+    with pytest.raises(
+        SimulatorError, match="no episode with random actions could be run: the simulator was lost 3 times"
+    ):
         measure(Recorder(2, dict.fromkeys(range(5), 99)))
 
 
