@@ -78,10 +78,15 @@ def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, b
     return socket
 
 
-def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
+def send_frames(socket: Socket, frames: Sequence[Buffer], *, mark: bool = False) -> zmq.MessageTracker | None:
     """Send one multipart without waiting; frames that were received are passed on by reference.
 
     A few times faster than `send_multipart` for the small frames that most messages consist of.
+
+    Args:
+        socket: where to.
+        frames: the message.
+        mark: return what tells when the last frame, and with it all before, has left or was dropped.
 
     Raises:
         zmq.Again: if the peer takes nothing now; nothing was sent then.
@@ -90,10 +95,13 @@ def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+        if mark and index == last:
+            return socket.send(frame, flags, copy=False, track=True)
         if (frame.nbytes if isinstance(frame, memoryview) else len(frame)) <= _COPY_BYTES:
             socket.send(frame, flags)
         else:
             socket.send(_received(frame) or frame, flags, copy=False)
+    return None
 
 
 def receive_frames(socket: Socket) -> list[zmq.Frame]:

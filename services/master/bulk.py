@@ -39,6 +39,7 @@ from services.master.events import BlobServed, BlobStored, Door, Peer
 from services.master.gate import BlobMessage, Refused
 from services.master.reception import Reception
 from services.master.removal import DiskFaults, Removal
+from services.master.unread import Unread
 from services.master.uploads import AllUploads
 
 log = get_logger(__name__)
@@ -111,6 +112,7 @@ class BulkService:
     ) -> None:
         self._sockets = sockets
         self._store = store
+        self._unread: dict[Door, Unread] = {"front_bulk": Unread()}  # workers get no more than they have credit for
         self._ask = ask
         self._post = post
         self._heard = heard
@@ -372,6 +374,6 @@ class BulkService:
 
     def _send(self, peer: Peer, message: Message, *, re: str, id: str = "", buffers: tuple[Buffer, ...] = ()) -> bool:
         frames = encode(message, id=id or f"b{next(self._ids)}", re=re, buffers=buffers)
-        sent = send(self._sockets[peer.door], peer, frames)
+        sent = send(self._sockets[peer.door], peer, frames, self._unread.get(peer.door))
         self.counts["undeliverable"] += not sent  # the asker asks again
         return sent

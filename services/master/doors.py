@@ -19,6 +19,7 @@ from joynexus.keys import Domain, KeyEntry, KeyRegistry
 from joynexus.transport import Context, Socket, receive_frames, send_frames
 from joynexus.wire import Buffer
 from services.master.events import Door, Peer
+from services.master.unread import Unread
 
 log = get_logger(__name__)
 
@@ -69,14 +70,20 @@ def receive(
         yield Peer(door, frames[0].bytes), [frame.buffer for frame in frames[1:]], peer_key(frames[-1])
 
 
-def send(door_socket: Socket, peer: Peer, frames: Sequence[Buffer]) -> bool:
-    """Send frames to a peer; return False if it is gone or takes nothing now."""
+def send(door_socket: Socket, peer: Peer, frames: Sequence[Buffer], unread: Unread | None = None) -> bool:
+    """Send frames to a peer; return False if it is gone, takes nothing now, or has too much unread."""
+    if unread is not None and not unread.may_send(peer):
+        return False
+    nbytes = sum(memoryview(frame).nbytes for frame in frames)
+    marked = unread is not None and unread.wants_mark(peer, nbytes)
     try:
-        send_frames(door_socket, [peer.routing_id, *frames])
+        mark = send_frames(door_socket, [peer.routing_id, *frames], mark=marked)
     except zmq.ZMQError as error:
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False
         raise
+    if unread is not None:
+        unread.sent(peer, nbytes, mark)
     return True
 
 

@@ -49,6 +49,7 @@ from services.master.guard import Guard
 from services.master.oplog import OpLog
 from services.master.reception import Reception
 from services.master.sources import ShellSources
+from services.master.unread import Unread
 
 log = get_logger(__name__)
 
@@ -108,6 +109,7 @@ class MasterService:
             self._authenticator.stop()
             self._context.term()
             raise
+        self._unread: dict[Door, Unread] = {"front": Unread()}  # workers get no more than they have credit for
         self._sockets: dict[Door, Socket] = {door: sockets[door] for door in ("back", "front")}
         self._doorkeeper = Doorkeeper(
             self._context,
@@ -254,14 +256,15 @@ class MasterService:
             self._oplog.goes(peer, command.re, command.message, _now())
         if type(command.message) is OpResult:
             failpoint("master.applied_before_reply")
-        if send(self._sockets[peer.door], peer, frames):
+        if send(self._sockets[peer.door], peer, frames, self._unread.get(peer.door)):
             return None
         self.counts["undeliverable"] += 1
         return Undeliverable(peer=peer, id=command.id)
 
     def _refuse(self, peer: Peer, refused: Refused) -> None:
         answer: Message = refused.failure
-        send(self._sockets[peer.door], peer, encode(answer, id=f"x{self.counts.total()}", re=refused.re))
+        frames = encode(answer, id=f"x{self.counts.total()}", re=refused.re)
+        send(self._sockets[peer.door], peer, frames, self._unread.get(peer.door))
 
     def _all_counts(self) -> Counter[str]:
         """Return what all threads refused or failed at since the start, by kind."""

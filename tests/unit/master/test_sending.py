@@ -23,7 +23,7 @@ LARGE = "x" * 2_000_000
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[Buffer]]:
     frames: list[list[Buffer]] = []
 
-    def send(_socket: object, _peer: Peer, parts: list[Buffer]) -> bool:
+    def send(_socket: object, _peer: Peer, parts: list[Buffer], _unread: object) -> bool:
         frames.append(parts)
         return True
 
@@ -37,6 +37,7 @@ def shell() -> MasterService:
     master = object.__new__(MasterService)
     doors: tuple[Door, Door] = ("front", "back")
     master._sockets = dict.fromkeys(doors)  # type: ignore[assignment]  # nothing is sent through them here
+    master._unread = {}
     master._oplog = OpLog()
     master.counts = Counter()
     return master

@@ -43,7 +43,7 @@ class _Line:
     def __init__(self) -> None:
         self.sent: list[list[Buffer]] = [[]]
 
-    def send(self, frame: Buffer, flags: int, copy: bool = True) -> None:
+    def send(self, frame: Buffer, flags: int, copy: bool = True, track: bool = False) -> None:
         self.sent[-1].append(bytes(frame))
         if not flags & 2:  # SNDMORE
             self.sent.append([])
