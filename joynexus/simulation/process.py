@@ -7,8 +7,6 @@ the middle of an episode because it grew, or a wait for the rest of a reply of w
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ import msgspec
 
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.simulation.nursery import start_worker
+from joynexus.simulation.pipes import limit_stalls
 from joynexus.simulation.protocol import Made, Make, Reply, Request, decode_reply, encode
 from joynexus.simulation.worker import MakeSimulator
 from joynexus.unreadable import UNREADABLE
@@ -74,7 +73,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self.pipe, theirs = Pipe()
-        _limit_stalls(self.pipe)
+        limit_stalls(self.pipe, _STALL_S)
         with theirs:
             self._child = start_worker(self._make_simulator, self._preload, theirs)
         self.made = None
@@ -157,15 +156,6 @@ def receive(processes: Sequence[WorkerProcess], deadline_s: float) -> dict[Worke
             except (EOFError, OSError, *UNREADABLE):
                 replies[process] = DEAD
     return replies
-
-
-def _limit_stalls(pipe: Connection) -> None:
-    """Have the kernel end a read or write of this pipe in the middle of a message after `_STALL_S` (Linux)."""
-    seconds, part = divmod(_STALL_S, 1.0)
-    limit = struct.pack("ll", int(seconds), int(part * 1e6))
-    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def process_size(pid: int) -> tuple[float, int]:

@@ -21,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from joynexus.datasets import DatasetManifest, Fault
+from joynexus.simulation.pipes import limit_stalls
 from joynexus.unreadable import UNREADABLE
 from services.env.datasets.report import DatasetError, Report
 
@@ -152,6 +153,7 @@ def _follow(
 ) -> DatasetManifest | None:
     """Do what the reader asks for until it has the manifest; None if it died."""
     stored: list[tuple[str, int]] = []
+    limit_stalls(reader, silent_s)
     try:
         reader.send_bytes(msgspec.msgpack.encode(job))
         while reader.poll(silent_s):
@@ -171,6 +173,8 @@ def _follow(
                     raise OSError(errno, os.strerror(errno))
     except (EOFError, ConnectionError):
         return None
+    except BlockingIOError:
+        pass  # it stopped in the middle of a message
     except UNREADABLE as error:
         raise ReaderLostError(f"the process that read the set said what cannot be read: {error}") from error
     raise _broken(Path(job.folder).name, f"reading it got on with nothing for {silent_s:.0f} s: {_ADVICE}")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from common.blobs import BlobStore, BlobStoreFullError
 from joynexus.wire.back import PrepareDataset
 from services.env.confinement import missing
 from services.env.data_work import DataWork
-from services.env.datasets.apart import Done, ReaderLostError, prepare_apart
+from services.env.datasets.apart import Done, Job, ReaderLostError, _follow, prepare_apart
 from services.env.datasets.prepare import prepare_dataset
 from services.env.datasets.report import DatasetError
 from tests.unit.env import sets
@@ -94,6 +95,18 @@ def test_a_file_that_holds_its_reader_for_ever_is_a_fault_of_the_set(
     shadow(tmp_path, monkeypatch, "import signal\nwhile True:\n    signal.pause()\n")
     with pytest.raises(DatasetError, match="got on with nothing for 3 s"):
         prepare_apart(folder, blobs, tmp_path / "scratch", memory_bytes=MEMORY, silent_s=3.0)
+
+
+@pytest.mark.parametrize("half", [b"\0\0", b"\0\0\0\x09half"], ids=["of its length", "of its content"])
+def test_nobody_waits_for_the_rest_of_a_message_that_a_reader_stopped_in(
+    tmp_path: Path, blobs: BlobStore, half: bytes
+) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        os.write(theirs.fileno(), half)
+        job = Job(str(tmp_path / "set"), str(tmp_path / "episode"), None, MEMORY)
+        with pytest.raises(DatasetError, match="got on with nothing"):
+            _follow(ours, job, blobs, lambda: None, silent_s=0.2)
 
 
 def test_a_reader_that_was_killed_from_outside_says_nothing_about_the_set(
