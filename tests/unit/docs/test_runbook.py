@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +20,23 @@ PAGE = (ROOT / "docs" / "runbook.md").read_text()
 LOUD = {"warning", "error", "critical", "exception"}
 AT_TENANTS = ("joynexus/client/", "joynexus/cli/", "joynexus/simulation/serve.py", "joynexus/simulation/own.py")
 """What runs on tenants' machines, where no operator reads."""
+COMMANDS: Any = typer.main.get_command(command_line)
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Return the program, file by file."""
+    files = [path for top in ("common", "services", "joynexus") for path in sorted((ROOT / top).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
 
 
 def events() -> dict[str, str]:
     """Return where each event is logged, with '…' for what differs from time to time."""
     found: dict[str, str] = {}
-    for top in ("common", "services", "joynexus"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            place = path.relative_to(ROOT).as_posix()
-            if not place.startswith(AT_TENANTS):
-                for event in _of(ast.parse(path.read_text())):
-                    found[re.sub(r"%[sdr]", "…", event)] = place
+    for place, tree in trees().items():
+        if not place.startswith(AT_TENANTS):
+            for event in _of(tree):
+                found[re.sub(r"%[sdr]", "…", event)] = place
     return found
 
 
@@ -88,8 +95,8 @@ def test_each_section_says_what_it_means_and_what_to_do() -> None:
 def test_the_table_of_exit_codes_has_those_of_the_code() -> None:
     codes = {
         node.value.value
-        for path in [*(ROOT / "common").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
-        for node in ast.walk(ast.parse(path.read_text()))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("EXIT_")
         if isinstance(node.value, ast.Constant)
     }
@@ -104,7 +111,7 @@ def test_commands_and_settings_that_the_page_names_exist(name: str) -> None:
     commands = re.findall(r"`joynexus ([^`]+)`", page)
     assert commands
     for line in commands:
-        command: Any = typer.main.get_command(command_line)
+        command = COMMANDS
         for word in line.split():
             if not hasattr(command, "commands"):
                 break
