@@ -12,7 +12,7 @@ newest is the one that a client that was started again needs.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,9 +23,10 @@ Place = tuple[int, int]
 
 Reason = Literal["silent", "connections", "backlog"]
 
-_FREE_BYTES = 64 * 1024
-_FREE_BYTES_PER_S = 1024
-"""What handshake and heartbeats may have sent."""
+_SLACK_BYTES = 64 * 1024
+"""Handshakes, and whatever else is too little to matter."""
+_BEAT_BYTES_PER_S = 64
+"""More than heartbeats take: a PING and a PONG in 2 s, each of some 40 bytes."""
 
 
 class Bounds(NamedTuple):
@@ -47,12 +48,21 @@ class Bounds(NamedTuple):
 
 @dataclass(slots=True)
 class Connection:
-    """One connection; `read` counts the bytes that came out of it as messages."""
+    """One connection.
+
+    Attributes:
+        read: bytes that came out of it as messages.
+        marked: `read` as it was at `Connections.mark`.
+        beats: bytes that may have been heartbeats, as of `measured_at`.
+    """
 
     place: Place
     since: float
     owner: str = ""
     read: int = 0
+    marked: int = 0
+    beats: float = 0.0
+    measured_at: float = 0.0
 
 
 class Ending(NamedTuple):
@@ -93,14 +103,19 @@ class Connections:
             if self.spoken[id_].place == (descriptor, inode):
                 return  # its first word was faster than the news of it
             self._drop(id_)
-        self.closed(descriptor)
-        self.new[descriptor] = Connection(place, now)
-        yield from self._too_many(self.new, self._bounds.new)
-
-    def closed(self, descriptor: int) -> None:
-        """A connection that has said nothing has gone."""
         self.new.pop(descriptor, None)
         self.mute.pop(descriptor, None)
+        self.new[descriptor] = Connection(place, now, measured_at=now)
+        yield from self._too_many(self.new, self._bounds.new)
+
+    def closed(self, descriptor: int, there: Place | None) -> None:
+        """A connection that has said nothing has gone, unless it is what is `there` now.
+
+        News of several doors come in any order: this one may be of the connection that was there before.
+        """
+        for those in (self.new, self.mute):
+            if descriptor in those and those[descriptor].place != there:
+                del those[descriptor]
 
     def heard(self, id_: Id, nbytes: int, now: float, who: Callable[[], tuple[Place, str] | None]) -> Iterator[Ending]:
         """A message came.
@@ -122,12 +137,20 @@ class Connections:
         place, owner = found
         before = self._ids.get(place[0])
         if before is not None:
-            taken = self.spoken[before].place == place
+            earlier = self.spoken[before]
             self._drop(before)
-            if taken:  # one of the two has gone, and the next word says which
+            if earlier.place == place:  # one of the two has gone, and the next word says which
+                earlier.owner = ""
+                earlier.read += nbytes
+                self.new[place[0]] = earlier
+                yield from self._too_many(self.new, self._bounds.new)
                 return
-        earlier = self.new.pop(place[0], None) or self.mute.pop(place[0], None)
-        self.spoken[id_] = Connection(place, earlier.since if earlier is not None else now, owner, nbytes)
+        connection = self.new.pop(place[0], None) or self.mute.pop(place[0], None)
+        if connection is None or connection.place != place:
+            connection = Connection(place, now, measured_at=now)
+        connection.owner = owner
+        connection.read += nbytes
+        self.spoken[id_] = connection
         self._ids[place[0]] = id_
         self._owners.setdefault(owner, OrderedDict())[id_] = None
         if len(self._owners[owner]) > self._bounds.of_one:
@@ -146,28 +169,43 @@ class Connections:
             self.mute[descriptor] = connection
             yield from self._too_many(self.mute, self._bounds.mute)
 
-    def measured(self, received: Callable[[Place], int | None], now: float) -> Iterator[Ending]:
+    def mark(self) -> list[Place]:
+        """Note how much of each was read until now, and return where to look how much has come: see `measured`."""
+        connections = self._all()
+        for connection in connections:
+            connection.marked = connection.read
+        return [connection.place for connection in connections]
+
+    def measured(self, received: Mapping[Place, int | None], now: float) -> Iterator[Ending]:
         """See how much each has sent that has not come out, and forget who has gone.
 
+        What came in all, less what was read before that was looked up, is at least what heartbeats have sent. So they
+        have sent no more than the least of this so far, and what they can have sent since.
+
         Args:
-            received: gives the bytes that have come from there so far; None if it has gone.
+            received: bytes that had come from there, looked up after the last `mark`; None if it has gone.
             now: when.
         """
         backlogs: Counter[str] = Counter()
         most = self._bounds.backlog_bytes
-        for connection in [*self.new.values(), *self.mute.values(), *self.spoken.values()]:
-            sent = received(connection.place)
+        for connection in self._all():
+            sent = received.get(connection.place, 0)  # 0: it came since
             if sent is None:
                 self._forget(connection)
                 continue
-            free = _FREE_BYTES + _FREE_BYTES_PER_S * (now - connection.since)
-            backlog = max(0, int(sent - connection.read - free))
+            sent = max(sent, connection.marked)
+            beats = connection.beats + _BEAT_BYTES_PER_S * (now - connection.measured_at)
+            connection.beats, connection.measured_at = min(beats, sent - connection.marked), now
+            backlog = max(0, int(sent - connection.read - connection.beats - _SLACK_BYTES))
             backlogs[connection.owner] += backlog
             if backlog > most or (backlog and backlogs[connection.owner] > 2 * most):
                 backlogs[connection.owner] -= backlog
                 self._forget(connection)
                 why = f"{backlog} bytes came that are no message yet, or waited too long to be read"
                 yield Ending(connection.place, connection.owner, "backlog", why)
+
+    def _all(self) -> list[Connection]:
+        return [*self.new.values(), *self.mute.values(), *self.spoken.values()]
 
     def _too_many(self, those: dict[int, Connection], most: int) -> Iterator[Ending]:
         if len(those) > most:

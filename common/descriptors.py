@@ -17,6 +17,7 @@ import itertools
 import os
 import resource
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -174,13 +175,19 @@ class Doorkeeper:
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + _LOOK_S
-                with self._lock:
-                    for ending in self._connections.settled(now - HANDSHAKE_S - 1):
-                        self._hang_up(ending)
-                    for ending in self._connections.measured(_received, now):
-                        self._hang_up(ending)
+                self._look(now)
         for monitor in self._monitors:
             monitor.close(0)
+
+    def _look(self, now: float) -> None:
+        with self._lock:
+            for ending in self._connections.settled(now - HANDSHAKE_S - 1):
+                self._hang_up(ending)
+            places = self._connections.mark()
+        received = {place: _received(place) for place in places}  # this takes long, and messages are noted meanwhile
+        with self._lock:
+            for ending in self._connections.measured(received, now):
+                self._hang_up(ending)
 
     def _take(self, monitor: Socket) -> None:
         for _ in range(100):  # then it is the next one's turn
@@ -191,7 +198,7 @@ class Doorkeeper:
             event, descriptor = _EVENT.unpack(what)
             with self._lock:
                 if event != zmq.EVENT_ACCEPTED:
-                    self._connections.closed(descriptor)
+                    self._connections.closed(descriptor, _place(descriptor))
                 elif (place := _place(descriptor)) is not None:
                     for ending in self._connections.accepted(place, time.monotonic()):
                         self._hang_up(ending)
@@ -210,11 +217,12 @@ class Doorkeeper:
 
 
 def _place(descriptor: int) -> Place | None:
-    """Return what is at a descriptor now; None if nothing is."""
+    """Return which socket is at a descriptor now; None if none is."""
     try:
-        return descriptor, os.fstat(descriptor).st_ino
+        status = os.fstat(descriptor)
     except OSError:
         return None
+    return (descriptor, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None  # it may be a file's by now
 
 
 def _received(place: Place) -> int | None:

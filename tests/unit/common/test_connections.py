@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,10 @@ BOUNDS = Bounds(new=4, mute=3, spoken=20, of_one=5, backlog_bytes=MIB)
 def heard(connections: Connections, place: Place, owner: str, *, name: str = "", nbytes: int = 0) -> list[Ending]:
     id_ = ("front", (name or str(place)).encode())
     return list(connections.heard(id_, nbytes, 0.0, lambda: (place, owner)))
+
+
+def measured(connections: Connections, sent: Callable[[Place], int | None], now: float = 0.0) -> list[Ending]:
+    return list(connections.measured({place: sent(place) for place in connections.mark()}, now))
 
 
 def places(endings: Iterable[Ending]) -> list[int]:
@@ -78,27 +82,68 @@ def test_what_does_not_come_out_is_bounded_for_each_connection_and_owner() -> No
     sent = {(number, number): MIB for number in range(5)} | {(9, 9): 0}
     for place in sent:
         heard(connections, place, "calm" if place == (9, 9) else "many")
-    assert len(list(connections.measured(lambda place: sent[place], 0.0))) == 3  # all five are more than two
+    assert len(measured(connections, sent.get)) == 3  # all five are more than two
     sent[9, 9] = 100 * MIB
     heard(connections, (9, 9), "calm", nbytes=100 * MIB)
-    assert not list(connections.measured(lambda place: sent[place], 0.0))
+    assert not measured(connections, sent.get)
     sent[9, 9] += 2 * MIB
-    (ending,) = connections.measured(lambda place: sent[place], 0.0)
+    (ending,) = measured(connections, sent.get)
     assert (ending.place, ending.reason) == ((9, 9), "backlog")
 
 
-def test_hours_of_heartbeats_are_no_backlog() -> None:
+def test_months_of_heartbeats_are_no_backlog_and_leave_no_room_for_one() -> None:
     connections = Connections(BOUNDS)
     list(connections.accepted((1, 1), 0.0))
     heard(connections, (1, 1), "a")
-    assert not list(connections.measured(lambda place: 50_000 * 60, 100_000.0))
+    beats = 41
+    for now in range(0, 100 * 86_400, 3600):
+        assert not measured(connections, lambda place, now=now: beats * now, float(now))  # type: ignore[misc]
+    (ending,) = measured(connections, lambda place: beats * now + 2 * MIB, now + 0.5)
+    assert ending.reason == "backlog"
+
+
+def test_who_was_quiet_for_long_may_send_no_more_than_others() -> None:
+    connections = Connections(BOUNDS)
+    heard(connections, (1, 1), "a")
+    for hour in range(1000):
+        assert not measured(connections, lambda place: 500, 3600.0 * hour)
+    assert measured(connections, lambda place: 2 * MIB, 3600.0 * 1000)
+
+
+def test_what_is_read_while_it_is_measured_is_no_backlog_and_takes_no_credit() -> None:
+    connections = Connections(BOUNDS)
+    heard(connections, (1, 1), "a")
+    for second in range(1000):  # heartbeats, and messages that are read before their bytes are looked up, or after
+        marked = connections.mark()
+        heard(connections, (1, 1), "a", nbytes=10 * MIB)
+        sent = 10 * MIB * (second + second % 2) + 41 * second
+        assert not list(connections.measured(dict.fromkeys(marked, sent), float(second)))
+
+
+def test_news_of_one_door_that_comes_late_loses_no_connection_of_another() -> None:
+    connections = Connections(BOUNDS)
+    list(connections.accepted((7, 71), 1.0))
+    connections.closed(7, (7, 71))  # of what had this descriptor before, at another door
+    assert 7 in connections.new
+    connections.closed(7, None)
+    assert not connections.new
+
+
+def test_who_is_taken_for_another_stays_watched() -> None:
+    connections = Connections(BOUNDS)
+    heard(connections, (7, 71), "b", name="second", nbytes=MIB)
+    heard(connections, (7, 71), "a", name="first")  # read late: it was there before
+    assert not connections.spoken
+    assert not measured(connections, lambda place: MIB)
+    (ending,) = measured(connections, lambda place: 3 * MIB)
+    assert ending.place == (7, 71)
 
 
 def test_who_has_gone_is_forgotten() -> None:
     connections = Connections(BOUNDS)
     list(connections.accepted((1, 1), 0.0))
     heard(connections, (2, 2), "a")
-    assert not list(connections.measured(lambda place: None, 0.0))
+    assert not measured(connections, lambda place: None)
     assert not connections.new
     assert not connections.spoken
     assert not connections._owners
@@ -123,13 +168,13 @@ def test_whatever_comes_in_whatever_order_bounds_hold_and_books_agree(
             case "a":
                 list(connections.accepted(place, float(now)))
             case "c":
-                connections.closed(descriptor)
+                connections.closed(descriptor, (descriptor, owner))
             case "w":
                 heard(connections, place, f"owner {owner}", name=f"{place} {owner}")
             case "s":
                 list(connections.settled(float(now)))
             case _:
-                list(connections.measured(lambda place: None if place[1] else 3 * MIB, float(now)))
+                measured(connections, lambda place: None if place[1] else 3 * MIB, float(now))
         assert len(connections.new) <= BOUNDS.new
         assert len(connections.mute) <= BOUNDS.mute
         assert {id_: connection.place[0] for id_, connection in connections.spoken.items()} == {
