@@ -38,6 +38,7 @@ from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
 from joynexus.wire.front import OpResult
 from services.master.bulk import BulkService, Question
+from services.master.clock import Clock
 from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources
 from services.master.commit import Committer
 from services.master.config import CoreConfig
@@ -82,7 +83,8 @@ class MasterService:
         self._journal = Journal(journal_url(settings.state_dir / "journal.db"))
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
-        self._core = make_core(settings, ShellSources(self._journal, self._store), _now(), self._all_counts)
+        self._now = Clock()
+        self._core = make_core(settings, ShellSources(self._journal, self._store), self._now(), self._all_counts)
         # Before any door opens: nobody is answered by a master that cannot read its own memory.
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
@@ -174,19 +176,19 @@ class MasterService:
         self._take_inbox()
         for door, opened in self._sockets.items():
             for peer, frames, key in receive(opened, door, at_once=AT_ONCE, heard=self._doorkeeper.heard):
-                event = self._reception.take(peer, frames, key, _now())
+                event = self._reception.take(peer, frames, key, self._now())
                 if isinstance(event, Refused):
                     self._refuse(peer, event)
                 elif event is not None and not isinstance(event, BlobMessage):  # those come through other doors
                     if isinstance(event, FrontMessage):
-                        self._oplog.came(event, _now())
+                        self._oplog.came(event, time.monotonic())
                     self._tell(event)
 
     def _look_around(self) -> None:
         """See whether peers are still let in, and tell the core of a change of limits (a damaged file changes none)."""
-        if _now() < self._look_at:
+        if self._now() < self._look_at:
             return
-        self._look_at = _now() + LOOK_S
+        self._look_at = self._now() + LOOK_S
         failpoint("master.look_around")
         if not self._authenticator.alive:
             log.critical("thread_failed", thread="authentication")
@@ -212,7 +214,7 @@ class MasterService:
 
     def _tell(self, event: Event) -> None:
         """Have the core handle an event, and run what it commands; what cannot be sent is an event again."""
-        for undeliverable in self._run_commands(self._guard.handle(event, _now())):
+        for undeliverable in self._run_commands(self._guard.handle(event, self._now())):
             self._tell(undeliverable)
 
     def _run_commands(self, commands: Iterable[Command]) -> list[Undeliverable]:
@@ -253,7 +255,7 @@ class MasterService:
                 Send(peer=peer, message=failure(ErrorCode.TOO_LARGE, sentence), id=command.id, re=command.re)
             )
         if command.re and peer.door == "front":
-            self._oplog.goes(peer, command.re, command.message, _now())
+            self._oplog.goes(peer, command.re, command.message, time.monotonic())
         if type(command.message) is OpResult:
             failpoint("master.applied_before_reply")
         if send(self._sockets[peer.door], peer, frames, self._unread.get(peer.door)):
@@ -283,7 +285,7 @@ class MasterService:
         deadline = self._core.next_deadline()
         if deadline is None:
             return 1000
-        return max(0, min(1000, int(1000 * (deadline - _now())) + 1))
+        return max(0, min(1000, int(1000 * (deadline - self._now())) + 1))
 
     def _close(self) -> None:
         log.info("stopping")
@@ -307,14 +309,6 @@ class MasterService:
     def _ask(self, question: Question) -> None:
         self._questions.append(question)
         self._wakeup.set()
-
-
-_EPOCH = time.time() - time.monotonic()
-
-
-def _now() -> float:
-    """Seconds since the Unix epoch that never jump: the wall clock at start, monotonic from there."""
-    return _EPOCH + time.monotonic()
 
 
 def make_core(

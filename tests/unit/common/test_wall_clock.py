@@ -13,7 +13,7 @@ PACKAGES = ("services", "common", "joynexus")
 READ = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 
 PLACES = {
-    "services/master/service.py": "once, at the start: what a job's times count from; monotonic from there",
+    "services/master/clock.py": "once, at the start: what a job's times count from; monotonic from there",
     "common/blobs.py": "against times of files, days apart, and twice before anything goes",
     "common/scratch.py": "against times of files that a killed process left for a day",
     "joynexus/vla/feature_store.py": "against times of files in a cache: what goes is computed again",
