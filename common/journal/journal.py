@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from common.journal import records as r
-from common.journal import rows
-from common.journal.opening import create, engine_of, migrate, only_one
+from common.journal import rows, wal
+from common.journal.opening import create, engine_of, migrate, only_one, read_wal
 from common.journal.tables import SHELVES, ops, place
 
 _OP_KEY = r.KEYS[r.OpRecord]
@@ -175,6 +175,8 @@ class Journal:
         """Refuse a file that no release left behind: a new journal gets its name when it is complete."""
         if self._path.stat().st_size == 0:
             raise JournalDamagedError(self._path, "it is empty")
+        if how := wal.damage(read_wal(self._path)):  # before SQLite opens it, and drops what it cannot read
+            raise JournalDamagedError(self._path, how)
         with self._engine.connect() as connection:
             if not sa.inspect(connection).has_table("alembic_version"):
                 raise JournalDamagedError(self._path, "it has not the tables of a journal")

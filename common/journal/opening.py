@@ -52,6 +52,19 @@ def create(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def read_wal(path: Path) -> bytes:
+    """Return the bytes of the journal's -wal file, none if there is none; they are on disk then.
+
+    A process that was killed may have left a transaction there that is not: once it was read, it counts.
+    """
+    try:
+        with path.with_name(f"{path.name}-wal").open("rb") as file:
+            os.fsync(file.fileno())
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
 def sync_folder(folder: Path) -> None:
     """Have names in a folder on disk."""
     handle = os.open(folder, os.O_RDONLY)

@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 
 from common.journal import records as r
+from common.journal import wal
 from common.journal.consequences import Key, consequences
 from common.journal.examine import Examination, Found, findings
 from common.journal.journal import Journal, JournalDamagedError, journal_url
-from common.journal.opening import COMPANIONS, NEWEST_SCHEMA, only_one, sync_folder
+from common.journal.opening import COMPANIONS, NEWEST_SCHEMA, only_one, read_wal, sync_folder
 
 _BATCH = 200
 _HEADER = 100
@@ -92,8 +93,11 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Examination]]:
             raise ValueError(f"the journal {path} is empty: {_HOPELESS}")
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="journal-", dir=folder))) / path.name
         shutil.copyfile(path, work)
-        if (wal := path.with_name(f"{path.name}-wal")).exists():
-            shutil.copyfile(wal, work.with_name(wal.name))
+        log = read_wal(path)
+        cut = wal.damage(log)
+        if log:
+            log = wal.mended(log, _page_bytes(work)) if cut else log
+            work.with_name(f"{work.name}-wal").write_bytes(log)
         objection = _objection(work)
         _mend_header(work)
         examination = stack.enter_context(closing(Examination(work)))
@@ -104,6 +108,8 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Examination]]:
             examination.run()
         except ValueError as error:
             raise ValueError(f"nothing can be read of the journal {path} ({error}): {_HOPELESS}") from error
+        if cut:
+            examination.found.unknown.append(f"{cut}; of records that were changed there, older ones may be here")
         if objection and examination.found.is_sound:
             examination.found.unknown.append(f"no record is hurt, but the file is: {objection}")
         yield path, examination
@@ -136,6 +142,11 @@ def _mend_header(path: Path) -> None:
         else:
             file.seek(28)
             file.write(there.to_bytes(4, "big"))
+
+
+def _page_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(18)[16:], "big")
 
 
 def _without(found: Found) -> dict[Key, str]:
