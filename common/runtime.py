@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from common.blob_access import BlobAccess
+from common.exits import EXIT_CONFIG
 from common.progress import Progress, Watchdog
 from common.session import Answer, Drop, Event, Misfit, Said, Work, WorkerSession
 from common.settings import WorkerSettings
@@ -36,9 +37,6 @@ log = get_logger(__name__)
 
 EXIT_SECOND_SIGNAL = 143
 """Exit code when a second SIGTERM cuts the orderly end short."""
-
-EXIT_MISFIT = 78
-"""Exit code when the master speaks no protocol that this worker does: another start cannot help (EX_CONFIG)."""
 
 _REMEMBERED = 4096
 """Answered pieces of work that are recognised if they are given again; likewise cancelled ones."""
@@ -236,7 +234,7 @@ class WorkerRuntime:
                         getattr(log, level)(what, **values)
                     case Misfit(why):
                         log.critical("registration_refused", why=why)
-                        self._exit(EXIT_MISFIT)
+                        self._exit(EXIT_CONFIG)  # it speaks no protocol that the master does
             self._changed.notify_all()
 
     def _take(self, packet: Packet) -> None:
