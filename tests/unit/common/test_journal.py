@@ -166,6 +166,37 @@ def test_a_disk_that_is_full_is_told_and_the_journal_works_again_afterwards(jour
     assert journal.payload("a", "p", 1) == b"x" * 100_000
 
 
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_or_replaced_takes_no_record_until_it_is_back(
+    journal: Journal, tmp_path: Path, suffix: str, replaced: bool
+) -> None:
+    """SQLite itself goes on writing to a file that has lost its name."""
+    journal.append(ONE_OF_EACH)
+    file, aside = tmp_path / f"journal.db{suffix}", tmp_path / "aside"
+    file.rename(aside)
+    if replaced:
+        file.write_bytes(aside.read_bytes())
+    how = "was replaced by another one" if replaced else "was removed"
+    with pytest.raises(JournalError, match=rf"^{file.name} {how} while it was in use$"):
+        journal.append([PolicyRecord(tenant="b", policy="p", spec=SPEC)])
+    assert len([*journal.load()]) == len(ONE_OF_EACH)  # and nothing of it is kept
+
+    aside.replace(file)
+    journal.append([PolicyRecord(tenant="b", policy="q", spec=SPEC)])
+    journal.close()
+    with_it = Journal(journal_url(tmp_path / "journal.db"))
+    assert {record.policy for record in with_it.load() if isinstance(record, PolicyRecord)} == {"p", "q"}
+    with_it.close()
+
+
+def test_a_journal_whose_file_is_gone_but_for_its_log_is_not_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "j.db-wal").write_bytes(b"what was acknowledged last")
+    with pytest.raises(JournalDamagedError, match="it is gone, but its -wal file is there"):
+        Journal(journal_url(tmp_path / "j.db"))
+    assert not (tmp_path / "j.db").exists()
+
+
 def test_the_journal_waits_for_the_disk(journal: Journal) -> None:
     with journal._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
