@@ -149,6 +149,18 @@ class Peer:
             self.unasked.append(packet)
 
 
+def dial_deaf(context: zmq.Context[zmq.Socket[bytes]], cluster: ClusterFile, address: str = "") -> zmq.Socket[bytes]:
+    """Dial, but take hardly any message before it is asked for: what comes waits at the other end."""
+    keys = cluster.keys()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RCVHWM, 2)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, cluster.server_public.encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    socket.connect(address or cluster.control)
+    return socket
+
+
 def short_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder with a short name."""
     return tempfile.TemporaryDirectory(prefix="jnx")

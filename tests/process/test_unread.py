@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq
 
 from joynexus.transport import Socket, receive_frames
 from services.master.doors import send
 from services.master.events import Peer
 from services.master.unread import MOST_OF_ONE, Unread
+from tests.process.master_process import dial_deaf
 from tests.process.test_links import Door
 from tests.waiting import until as wait
 
@@ -27,14 +27,8 @@ def door(tmp_path: Path) -> Iterator[Door]:
 
 @pytest.fixture
 def deaf(door: Door) -> Iterator[Socket]:
-    """A connection that takes few messages in advance, and bears silence."""
-    keys = door.laptop.keys()
-    socket = door.context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RCVHWM, 2)
-    socket.setsockopt(zmq.CURVE_SERVERKEY, door.laptop.server_public.encode())
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-    socket.connect(door.address)
+    """A connection that has said a word and reads nothing."""
+    socket = dial_deaf(door.context, door.laptop, door.address)
     socket.send(b"hello")
     yield socket
     socket.close(0)
