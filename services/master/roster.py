@@ -330,7 +330,12 @@ class Roster:
         self._fallen[worker.register.incarnation] = tuple(worker.given)
         if len(self._fallen) > _FALLEN_REMEMBERED:
             self._fallen.popitem(last=False)
-        self._outbox.log("warning", "worker_lost", worker=worker.name, why=why, tasks=len(worker.given))
+        if worker.leaving and not worker.given:  # it said so and had finished: its end is no failure, its name is free
+            self._by_name.pop(worker.name, None)
+            self._lives.pop(worker.name, None)
+            self._outbox.log("info", "worker_left", worker=worker.name, why=why)
+        else:
+            self._outbox.log("warning", "worker_lost", worker=worker.name, why=why, tasks=len(worker.given))
         for staff in self._staff[worker.role]:
             staff.lost(worker)
         worker.given = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.back import Beat, BeatAck, Register, Registered, TrainGroup
+from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered, TrainGroup
 from joynexus.wire.front import ClusterStatus, OptimStep, Status
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.world import FakeWorker, World, run
@@ -82,6 +82,29 @@ def test_a_worker_that_restarted_within_a_beat_replaces_its_former_life_after_tw
         second.beat()
     assert len(second.inbox) == 1
     assert roles(world) == {"trainer-1": "lost", "trainer-2": "working"}
+
+
+def test_a_worker_that_left_in_order_is_no_lost_one_and_the_next_with_its_name_no_restart_of_it(world: World) -> None:
+    stays, goes = (FakeEnv(world, new_incarnation(), key=key) for key in ("stays", "goes"))
+    world.say(goes.peer, Leaving())
+    goes.die()
+    for _ in range(8):
+        world.wait(1)
+        stays.beat()
+    assert roles(world) == {"env-1": "working"}
+    assert [log.event for log in world.logs if log.event in ("worker_left", "worker_lost")] == ["worker_left"]
+    FakeEnv(world, new_incarnation(), key="comes")
+    found = {role.worker: role.restarts for role in world.ask(Status(), ClusterStatus, operator=True).roles}
+    assert found == {"env-1": 0, "env-2": 0}
+
+
+def test_a_worker_that_ends_before_it_has_finished_was_lost(world: World) -> None:
+    trainer = FakeTrainer(world, new_incarnation())
+    ask_step(world)
+    world.say(trainer.peer, Leaving())
+    trainer.die()
+    world.wait(8)
+    assert roles(world) == {"trainer-1": "lost"}
 
 
 def test_a_second_worker_with_the_same_key_does_not_replace_a_living_one(world: World) -> None:
