@@ -61,22 +61,16 @@ class Keyring:
 
         Raises:
             ValueError: if the name is taken or may not name a key, or the folder was not prepared.
+            OSError: if its files cannot be written; the key is not registered then.
         """
-        addresses = _read_addresses(self.folder)
         pair = KeyPair.generate()
-        self.registry.add(
-            KeyEntry(name=name, public=pair.public, domain="tenant", tenant=tenant, scope=scope, operator=operator)
-        )
-        pair.save(self.folder / name / "key.toml")
-        return self._cluster_file(name, worker=False, addresses=addresses)
+        entry = KeyEntry(name=name, public=pair.public, domain="tenant", tenant=tenant, scope=scope, operator=operator)
+        return self._issue(pair, entry)
 
     def issue_worker(self, name: str, *, roles: tuple[str, ...]) -> Path:
         """Make and register a worker's key beside those that `prepare` made; returns and raises as `issue`."""
-        addresses = _read_addresses(self.folder)
         pair = KeyPair.generate()
-        self.registry.add(KeyEntry(name=name, public=pair.public, domain="worker", roles=roles))
-        pair.save(self.folder / name / "key.toml")
-        return self._cluster_file(name, worker=True, addresses=addresses)
+        return self._issue(pair, KeyEntry(name=name, public=pair.public, domain="worker", roles=roles))
 
     def server_keys(self, domain: str) -> KeyPair:
         """Return the master's key pair of domain `front` or `back`; ValueError if the folder was not prepared."""
@@ -85,6 +79,16 @@ class Keyring:
     def cluster_file(self, name: str) -> Path:
         """Return where the cluster file of a key lies."""
         return self.folder / name / "client.toml"
+
+    def _issue(self, pair: KeyPair, entry: KeyEntry) -> Path:
+        addresses = _read_addresses(self.folder)
+        self.registry.add(entry)  # first: of somebody else's name no file is touched
+        try:
+            pair.save(self.folder / entry.name / "key.toml")
+            return self._cluster_file(entry.name, worker=entry.domain == "worker", addresses=addresses)
+        except OSError:
+            self.registry.revoke(entry.name)
+            raise
 
     def _pair(self, name: str) -> KeyPair:
         path = self.folder / name / "key.toml"

@@ -281,12 +281,20 @@ def find_cluster_file() -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads, durably, so that a reader sees the old content or the new one."""
+    """Write a file that only its owner reads, durably, so that a reader sees the old content or the new one.
+
+    Raises:
+        OSError: with the file's name, if that cannot be done; nothing of the new content is left then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
 import pytest
 
 from joynexus.keyring import Addresses, Keyring
-from joynexus.keys import ClusterFile, KeyEntry, KeyPair, KeyRegistry, find_cluster_file
+from joynexus.keys import ClusterFile, KeyEntry, KeyPair, KeyRegistry, find_cluster_file, write_private
 
 
 def entry(name: str, public: str | None = None, **fields: object) -> KeyEntry:
@@ -124,6 +125,29 @@ def test_issued_cluster_file_leads_to_the_key_and_follows_the_addresses(tmp_path
     keyring.prepare(Addresses(front_control="tcp://elsewhere:1"))
     assert ClusterFile.load(path).control == "tcp://elsewhere:1"
     assert ClusterFile.load(keyring.cluster_file("env")).server_public == keyring.server_keys("back").public
+
+
+def test_a_key_whose_files_cannot_be_written_is_not_registered(tmp_path: Path) -> None:
+    keyring = Keyring(tmp_path)
+    keyring.prepare(Addresses())
+    (tmp_path / "lab").write_text("in the way")
+    for _ in range(2):  # the second one is told the same, not that the name is taken
+        with pytest.raises(OSError, match="lab"):
+            keyring.issue("lab", tenant="lab")
+    assert "lab" not in {entry.name for entry in keyring.registry.list()}
+
+
+def test_a_full_disk_leaves_the_old_file_alone_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "registry.json"
+    write_private(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*registry\.json"):
+        write_private(path, b"new")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("registry.json", b"old")]
 
 
 def test_tenants_key_cannot_take_a_workers_name(tmp_path: Path) -> None:
