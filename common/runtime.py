@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from common.blob_access import BlobAccess
-from common.exits import EXIT_CONFIG
+from common.exits import EXIT_CONFIG, cannot_start
 from common.progress import Progress, Watchdog
 from common.session import Answer, Drop, Event, Misfit, Said, Work, WorkerSession
 from common.settings import WorkerSettings
@@ -72,7 +72,11 @@ class WorkerRuntime:
         self.incarnation = uuid.uuid4().hex
         self.detail: dict[str, str] = {}
         self.progress = progress or Progress()
-        self._cluster = ClusterFile.load(settings.cluster_file)
+        try:
+            self._cluster = ClusterFile.load(settings.cluster_file)
+            self._cluster.keys()  # read where they are used, and looked at here, where a sentence can still be said
+        except ValueError as error:
+            raise cannot_start("this role", error) from error
         self._signals = signals
         self._exit = exit
         self._ids = itertools.count(1)

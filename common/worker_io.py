@@ -6,7 +6,6 @@ decision (the session makes them), or a socket touched by another thread.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -144,8 +143,10 @@ class WorkerIO:
         line.tend(now)
         if line.link is not tended.link:
             tended.link = line.link
-            level = logging.INFO if line.link is Link.UP else logging.WARNING
-            log.log(level, line.link.sentence(line.address))
+            if line.link is Link.UP:
+                log.info("connected", to=line.address)
+            else:
+                log.warning("not_connected", why=line.link.sentence(line.address))
         if line.ups != tended.ups:
             tended.ups = line.ups
             self._session.came_up(bulk=tended.bulk, now=now)

@@ -134,7 +134,7 @@ class Link(StrEnum):
     REFUSED = "refused"
     """The server is there and does not accept this key. libzmq does not try again by itself."""
     WRONG_SERVER = "wrong_server"
-    """Something listens there, but it is not the server whose public key is in the cluster file."""
+    """What listens there does not prove to have the server key of the cluster file: it is another one, or it hangs."""
 
     def sentence(self, address: str) -> str:
         """Say what this means and what to do."""
@@ -142,8 +142,8 @@ class Link(StrEnum):
             Link.CONNECTING: f"nothing answers at {address}: is the cluster running (`joynexus up`)?",
             Link.UP: f"connected to {address}",
             Link.REFUSED: f"the server at {address} does not accept this key: ask the operator for a valid one",
-            Link.WRONG_SERVER: f"whatever listens at {address} is not the server of this cluster file: "
-            "get a new client.toml from the operator",
+            Link.WRONG_SERVER: f"whatever listens at {address} does not prove to be the server of this cluster file: "
+            "it hangs, or it is another one, for which the operator has another client.toml",
         }[self]
 
 

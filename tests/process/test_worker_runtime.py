@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from common.exits import EXIT_CONFIG
 from common.runtime import WorkerRuntime
 from common.settings import EnvSettings
 from joynexus.wire import ErrorCode, JoyNexusError, failure
@@ -195,6 +196,7 @@ def test_shared_folder_spares_the_transfer(master: FakeMaster, tmp_path: Path) -
 WORKER = """
 import os, sys
 from pathlib import Path
+from common.exits import EXIT_CONFIG
 from common.runtime import WorkerRuntime
 from common.settings import EnvSettings
 from joynexus.wire.back import IndicesDrawn, Register
@@ -239,6 +241,20 @@ def test_worker_of_another_protocol_ends_with_the_masters_sentence(master: FakeM
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 78, ended.stderr
     assert "install an older worker" in (ended.stdout + ended.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("missing", ["client.toml", "key.toml"])
+def test_worker_without_its_key_ends_with_one_sentence(master: FakeMaster, missing: str) -> None:
+    settings = master.settings(EnvSettings, "env")
+    (settings.cluster_file.parent / missing).unlink()
+    environment = {**os.environ, "JOYNEXUS_CLUSTER_FILE": str(settings.cluster_file)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.env"], capture_output=True, env=environment, timeout=60, text=True
+    )
+    assert ended.returncode == EXIT_CONFIG
+    assert ended.stderr.splitlines()[-1].startswith("this role cannot start: ")
+    assert str(settings.cluster_file.parent / missing) in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_wedged_worker_ends_itself(master: FakeMaster, process: subprocess.Popen[bytes]) -> None:
