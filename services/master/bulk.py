@@ -246,13 +246,14 @@ class BulkService:
         if not request.tenant:
             self._step(yes if self._store.has(digest) else no, request)
             return
-        nbytes = 0
-        if isinstance(request.message, BlobBegin):  # unfinished uploads count against the tenant's quota
-            nbytes = request.message.nbytes + self._uploads.of(request.tenant).others(digest)
+        begin = request.message if isinstance(request.message, BlobBegin) else None
+        # Unfinished uploads count against the tenant's quota.
+        nbytes = begin.nbytes + self._uploads.of(request.tenant).others(digest) if begin is not None else 0
 
         def question(rights: Rights) -> None:
-            readable = rights.may_read(request.tenant, digest)
-            refused = None if readable else rights.refuse_upload(request.tenant, digest, nbytes)
+            readable, refused = rights.may_read(request.tenant, digest), None
+            if begin is not None and not readable:
+                refused = rights.refuse_upload(request.tenant, digest, nbytes)
             self._do(lambda: self._step(partial(go_on, readable, refused), request))
 
         def go_on(readable: bool, refused: Failure | None, request: BlobMessage) -> None:

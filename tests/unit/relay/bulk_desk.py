@@ -25,6 +25,7 @@ class Core:
         self.referenced: set[str] = set()
         self.readable: set[tuple[str, str]] = set()
         self.asked_bytes = 0
+        self.full: Failure | None = None
 
     def unreferenced(self, digests: Iterable[str]) -> list[str]:
         return [digest for digest in digests if digest not in self.referenced]
@@ -34,7 +35,7 @@ class Core:
 
     def refuse_upload(self, tenant: str, digest: str, nbytes: int) -> Failure | None:
         self.asked_bytes = nbytes
-        return None
+        return self.full
 
 
 class _Line:

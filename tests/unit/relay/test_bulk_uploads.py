@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common import blobs
 from common.blobs import BlobStore, digest_file
-from joynexus.wire import ErrorCode, Failure
+from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
 from services.master import bulk, removal
 from services.master.background import Background
@@ -211,3 +211,12 @@ def test_work_in_the_background_that_raises_ends_the_process_not_silently_the_wo
     failed = threading.Event()
     Background(failed.set).do("acme", lambda: 1 // 0)
     assert failed.wait(60)
+
+
+def test_only_who_uploads_hears_that_there_is_no_room(desk: Desk) -> None:
+    desk.core.full = failure(ErrorCode.TOO_LARGE, "full")
+    begun = desk.ask(BlobBegin(digest=name(SMALL), nbytes=5), tenant="a")
+    read = desk.ask(BlobRead(digest=name(SMALL), offset=0, length=5), tenant="a")
+    assert isinstance(begun, Failure)
+    assert isinstance(read, Failure)
+    assert (begun.code, read.code) == (ErrorCode.TOO_LARGE, ErrorCode.NOT_FOUND)
