@@ -84,6 +84,9 @@ class Catalog:
         if known is not None and known.content == content and known.state != "faulty":
             self._outbox.answer(asked, self._info(known))
             return
+        if known is None and len(self._sets[tenant]) >= self._config.max_datasets:
+            most = self._config.max_datasets
+            raise refuse(ErrorCode.TOO_LARGE, f"this tenant has {most} data sets and may have no more: reuse a name")
         twin = self._by_content.get((tenant, content))
         if twin is not None:
             record = msgspec.structs.replace(twin, dataset=name)

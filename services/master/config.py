@@ -27,6 +27,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting_acts, max_act_bytes: requests to act of one tenant that may wait, and bytes of those under way.
         act_deadline_s: they are answered `UNAVAILABLE` or `DEADLINE` after so long, unless they say otherwise.
         quota_bytes, max_policies: blobs kept for one tenant, and its policies.
+        max_states: saved states of one policy.
+        max_datasets, max_jobs: data sets of one tenant, and its jobs that have not ended.
         group_ops, group_s: ops in one training group, and device seconds that they may take together (one op may take
             more), so that nobody waits long for a group of others.
         turn_ops: ops taken from one policy at a time.
@@ -68,6 +70,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     act_deadline_s: float = 30.0
     quota_bytes: int = 50 * 1024 * MIB
     max_policies: int = 10_000
+    max_states: int = 1000
+    max_datasets: int = 10_000
+    max_jobs: int = 1000
     group_ops: int = 16
     group_s: float = 1.0
     turn_ops: int = 1

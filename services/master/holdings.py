@@ -15,6 +15,8 @@ from services.master.config import CoreConfig
 from services.master.limits import Limits
 from services.master.outbox import Outbox, refuse
 
+_BLOB_BYTES, _LEAST_BLOBS = 64 * 1024, 1000
+"""A tenant may keep a blob for each so many bytes of its quota, or so few: the smallest costs memory and a file too."""
 SHARED = ""
 """The tenant that mounted data sets belong to: everybody may read what it holds."""
 
@@ -50,12 +52,31 @@ class Holdings:
 
     def check_quota(self, tenant: str, digest: str, nbytes: int) -> None:
         """Refuse an upload for which the tenant has no room."""
-        quota = self._limits.quota_bytes(tenant)
-        if digest not in self._sizes.get(tenant, ()) and self._stored[tenant] + nbytes > quota:
+        quota, kept = self._limits.quota_bytes(tenant), self._sizes.get(tenant, {})
+        if digest in kept:
+            return
+        most = max(_LEAST_BLOBS, quota // _BLOB_BYTES)
+        if len(kept) >= most:
+            raise refuse(
+                ErrorCode.TOO_LARGE,
+                f"this tenant keeps {len(kept)} blobs, and its quota of {quota} bytes allows {most}: send larger ones, "
+                "delete what is not needed, or ask the operator for more",
+            )
+        if self._stored[tenant] + nbytes > quota:
             raise refuse(
                 ErrorCode.TOO_LARGE,
                 f"{nbytes} more bytes exceed this tenant's quota of {quota} bytes "
                 f"({self._stored[tenant]} in use): delete what is not needed, or ask the operator for more",
+            )
+
+    def check_room(self, tenant: str, what: str) -> None:
+        """Refuse to make a blob for a tenant that keeps more than it may; how large it will be is not known before."""
+        quota = self._limits.quota_bytes(tenant)
+        if self._stored[tenant] > quota:
+            raise refuse(
+                ErrorCode.TOO_LARGE,
+                f"there is no room for {what}: this tenant keeps {self._stored[tenant]} bytes, more than its quota of "
+                f"{quota}: ask the operator for more",
             )
 
     def upload(self, tenant: str, digest: str, nbytes: int) -> None:

@@ -165,9 +165,12 @@ class Intake:
             case ForwardBackward():
                 return self._samples(policy, message, asked, msgspec.structs.replace(record, kind="forward_backward"))
             case Publish():
+                self._holdings.check_room(policy.tenant, "another version")
                 return msgspec.structs.replace(record, kind="publish", version=policy.next_version), b""
             case SaveState():
                 check_any_name("state", message.state)
+                if message.state not in policy.promised:
+                    self._check_states(policy)
                 return msgspec.structs.replace(record, kind="save_state", state=message.state), b""
             case LoadState():
                 return self._load(policy, message, msgspec.structs.replace(record, kind="load_state")), b""
@@ -175,6 +178,13 @@ class Intake:
                 return self._refer(policy, message.weights, msgspec.structs.replace(record, kind="load_weights")), b""
             case OptimStep():
                 return record, b""
+
+    def _check_states(self, policy: Policy) -> None:
+        """Refuse one state more than a policy may have."""
+        if len(policy.promised) >= self._config.max_states:
+            sentence = f"policy '{policy.name}' has {self._config.max_states} states and may have no more: reuse a name"
+            raise refuse(ErrorCode.TOO_LARGE, sentence)
+        self._holdings.check_room(policy.tenant, "another state")
 
     def _load(self, policy: Policy, message: LoadState, record: OpRecord) -> OpRecord:
         source = policy.promised.get(message.state)

@@ -75,6 +75,7 @@ class Jobs:
                 self._outbox.answer(asked, known.info())
             return
         check_job(message.spec)
+        self._check_number(asked.tenant)
         self._check(asked.tenant, message.spec)
         job = self._make(asked.tenant, message.spec, key=message.key)
         self._by_key[place] = job
@@ -218,6 +219,14 @@ class Jobs:
         """Refuse a job that could never run; `pipeline` has it as a stage."""
         rank = self._numbers[tenant] + 1 if pipeline is None else pipeline.record.number
         check_possible(self._tools, tenant, spec, behind=self._earlier(tenant, spec.policy, rank) is not None)
+
+    def _check_number(self, tenant: str) -> None:
+        """Refuse one job more than may be there."""
+        most = self._tools.config.max_jobs
+        unsaved = sum(place[0] == tenant for place in self._unsaved)
+        if self.running(tenant) + unsaved >= most:
+            sentence = f"this tenant has {most} jobs that have not ended, and may have no more: wait, or cancel some"
+            raise refuse(ErrorCode.OVERLOADED, sentence, retry_after_ms=5000)
 
     def _earlier(self, tenant: str, policy: str, rank: int) -> Job | None:
         """Return a job of lower rank that trains a policy and has not ended."""

@@ -17,6 +17,8 @@ from services.master.policies import Policies
 from services.master.policy import Loop, Policy
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 3_600_000
+_LOOK_S = 5.0
+"""A lease is looked at so often: what waits for the end of a long one would be kept that long after the next one."""
 
 
 class Leases:
@@ -101,11 +103,11 @@ class Leases:
                 return
             left = loop.heard + loop.ttl_s - self._outbox.now
             if left > 0:
-                self._outbox.after(left, look)
+                self._outbox.after(min(left, _LOOK_S), look)
             else:
                 self._end(policy)
 
-        self._outbox.after(loop.ttl_s, look)
+        self._outbox.after(min(loop.ttl_s, _LOOK_S), look)
 
     def _driven(self, policy: Policy) -> JoyNexusError:
         if policy.job:

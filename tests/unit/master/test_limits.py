@@ -6,9 +6,31 @@ import msgspec
 import numpy as np
 import pytest
 
+from joynexus.specs import RlSpec
 from joynexus.tenants import TenantLimits
 from joynexus.wire import Array, ErrorCode, Failure
-from joynexus.wire.front import Accepted, Act, Actions, ClusterStatus, CreatePolicy, Hello, OptimStep, Status, Welcome
+from joynexus.wire.front import (
+    Accepted,
+    AcquireLease,
+    Act,
+    Actions,
+    CancelJob,
+    ClusterStatus,
+    CreatePolicy,
+    DatasetInfo,
+    FileEntry,
+    Hello,
+    JobInfo,
+    Lease,
+    OptimStep,
+    Publish,
+    PushDataset,
+    SaveState,
+    Status,
+    SubmitJob,
+    Welcome,
+)
+from services.master import holdings
 from services.master.config import CoreConfig
 from services.master.events import LimitsChanged
 from services.master.limits import Pace
@@ -95,6 +117,78 @@ def test_a_quota_of_ones_own_holds_for_uploads(world: World) -> None:
     assert refused.code is ErrorCode.TOO_LARGE  # type: ignore[attr-defined]
     assert "quota of 5 bytes" in refused.message  # type: ignore[attr-defined]
     assert world.upload("d" * 64, 10, tenant="b")[0].complete  # type: ignore[attr-defined]
+
+
+def test_a_tenant_keeps_few_blobs_however_small_they_are(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "_LEAST_BLOBS", 3)
+    limit(world, a=TenantLimits(quota_bytes=4 * 65_536))
+    for digit in "1234":
+        assert world.upload(digit * 64, 1)[0].complete  # type: ignore[attr-defined]
+    (refused,) = world.upload("5" * 64, 1)
+    assert refused.code is ErrorCode.TOO_LARGE  # type: ignore[attr-defined]
+    assert "allows 4" in refused.message  # type: ignore[attr-defined]
+    assert world.upload("4" * 64, 1)[0].complete, "it is there already"  # type: ignore[attr-defined]
+    assert world.upload("5" * 64, 1, tenant="b")[0].complete  # type: ignore[attr-defined]
+
+
+def test_over_its_quota_a_tenant_makes_no_more_versions_and_states(world: World) -> None:
+    world.upload("d" * 64, 10)
+    lease = world.lease()
+    world.ask(SaveState(policy="p", lease=lease, seq=1, state="mine"), Accepted)
+    limit(world, a=TenantLimits(quota_bytes=9))
+    for message in (
+        Publish(policy="p", lease=lease, seq=2),
+        SaveState(policy="p", lease=lease, seq=2, state="another"),
+    ):
+        refused = world.refused(message)
+        assert refused.code is ErrorCode.TOO_LARGE
+        assert "10 bytes, more than its quota of 9" in refused.message
+    world.ask(SaveState(policy="p", lease=lease, seq=2, state="mine"), Accepted)  # in place of the one before
+    world.ask(OptimStep(policy="p", lease=lease, seq=3), Accepted)
+
+
+def test_a_policy_has_few_states() -> None:
+    world = World(CoreConfig(max_states=2))
+    world.create()
+    lease = world.lease()
+    for seq, state in enumerate(("one", "two", "one"), 1):
+        world.ask(SaveState(policy="p", lease=lease, seq=seq, state=state), Accepted)
+    assert world.refused(SaveState(policy="p", lease=lease, seq=4, state="three")).code is ErrorCode.TOO_LARGE
+
+
+def test_a_tenant_has_few_data_sets() -> None:
+    world = World(CoreConfig(max_datasets=2))
+    world.upload("d" * 64, 10)
+    world.upload("e" * 64, 10)
+    one, other = ((FileEntry(path="meta/info.json", digest=digit * 64, nbytes=10),) for digit in "de")
+    for name in ("one", "two"):
+        world.ask(PushDataset(dataset=name, files=one), DatasetInfo)
+    assert world.refused(PushDataset(dataset="three", files=one)).code is ErrorCode.TOO_LARGE
+    world.ask(PushDataset(dataset="one", files=other), DatasetInfo)
+
+
+def test_a_tenant_has_few_jobs_that_have_not_ended_and_those_it_has_are_found() -> None:
+    world = World(CoreConfig(max_jobs=2))
+    spec = RlSpec(policy="p", env="metaworld/reach-v3")
+    first, _ = (world.ask(SubmitJob(key=key, spec=spec), JobInfo) for key in "12")
+    refused = world.refused(SubmitJob(key="3", spec=spec))
+    assert refused.code is ErrorCode.OVERLOADED
+    assert refused.retry_after_ms
+    assert world.ask(SubmitJob(key="1", spec=spec), JobInfo).job == first.job
+    world.ask(SubmitJob(key="1", spec=spec), JobInfo, tenant="b")
+    world.ask(CancelJob(job=first.job), JobInfo)
+    world.ask(SubmitJob(key="3", spec=spec), JobInfo)
+
+
+def test_asking_for_a_long_lease_again_and_again_takes_no_memory(world: World) -> None:
+    for _ in range(100):
+        world.ask(AcquireLease(policy="p", holder="loop", ttl_ms=3_600_000), Lease)
+    world.wait(6)
+    assert len(world.core._outbox._timers) < 10
+    world.wait(3_600 - 10, step=60)
+    assert world.refused(AcquireLease(policy="p", holder="other")).code is ErrorCode.CONFLICT
+    world.wait(10)
+    world.ask(AcquireLease(policy="p", holder="other"), Lease)
 
 
 def test_one_policy_too_many_is_refused_and_those_that_exist_are_found(world: World) -> None:
