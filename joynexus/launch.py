@@ -8,12 +8,13 @@ ran already taken down because it could not be completed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,15 +59,22 @@ def up(folder: Path, options: Options, say: Callable[[str], None] = lambda _: No
         say: called with a line on what is going on whenever that changes.
 
     Raises:
-        ValueError: if it runs already, or could not be started; nothing is left running then. If roles were taken over
-            and others are missing, what ran goes on, and health goes on trying to start the others.
+        ValueError: if it runs already, is being started, or could not be started; nothing new is left running then. If
+            roles were taken over and others are missing, what ran goes on, and health goes on trying to start the
+            others.
     """
     cluster = LocalCluster(folder)
+    cluster.run.mkdir(parents=True, exist_ok=True)
+    with _alone(cluster.run / "up.lock", folder):
+        return _up(cluster, options, say)
+
+
+def _up(cluster: LocalCluster, options: Options, say: Callable[[str], None]) -> LocalCluster:
+    folder = cluster.folder
     if pid := cluster.running("health"):
         raise ValueError(f"a cluster is up in {folder} already (health is process {pid}): use it, or `joynexus down`")
     root = checkout()
     orphans = cluster.all_running()
-    cluster.run.mkdir(parents=True, exist_ok=True)
     if orphans:
         say(f"taking over what still runs: {', '.join(orphans)}")
         cluster.load_plan()
@@ -85,6 +93,17 @@ def up(folder: Path, options: Options, say: Callable[[str], None] = lambda _: No
             raise ValueError(f"{error}; {_left(cluster, orphans)}, `joynexus down` ends everything") from error
         raise
     return cluster
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, folder: Path) -> Iterator[None]:
+    """Hold a lock, so that nobody takes down or readdresses the cluster that somebody else is just starting."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"`joynexus up` is at work in {folder} already: wait until it is done") from error
+        yield
 
 
 def down(folder: Path) -> list[str]:

@@ -214,6 +214,20 @@ def test_up_refuses_a_folder_in_which_a_cluster_runs(tmp_path: Path) -> None:
     cluster.forget("health")
 
 
+def test_a_second_up_leaves_alone_what_the_first_one_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starting(cluster: LocalCluster, options: launch.Options, _: object) -> LocalCluster:
+        with pytest.raises(ValueError, match=r"is at work in .* already: wait until it is done"):
+            launch.up(tmp_path, options)
+        return cluster
+
+    monkeypatch.setattr(launch, "_up", starting)
+    launch.up(tmp_path, launch.Options())
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["up.lock"]
+    launch.up(tmp_path, launch.Options())  # and it is nobody's once that one is done
+
+
 def test_taken_ports_are_avoided_and_free_ones_kept(tmp_path: Path) -> None:
     first = launch.free_addresses(tmp_path)
     Keyring(tmp_path).prepare(first)
