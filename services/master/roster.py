@@ -27,7 +27,7 @@ from services.master.protocol import agree
 
 _FALLEN_REMEMBERED = 1000
 _QUIET_BEATS = 2.0
-"""A worker that missed so many beats is taken for dead once another one has registered with its key and role."""
+"""Of the workers of a key and role, the longest silent is taken for dead after so many beats once another has come."""
 _OFFERED = frozenset({"backbone", "device", "dtype", "numerics", "grouping", "simulators"})
 """What a tenant needs to know of a worker: what it runs, and whether numbers stay the same in groups."""
 
@@ -252,9 +252,10 @@ class Roster:
     # Inside
 
     def _join(self, said: BackMessage, message: Register) -> None:
-        for other in list(self._by_incarnation.values()):
-            if other.key_name == said.key_name and other.role == message.role:
-                self._replace(other, other.heard)
+        same = [other for other in self.living(message.role) if other.key_name == said.key_name]
+        if same:  # one, as this one takes the place of one at most: a key may be many workers'
+            former = min(same, key=lambda other: other.heard)
+            self._replace(former, former.heard)
         self._check_batch_key(message)
         name = self._free_name(message.role)
         worker = Worker(

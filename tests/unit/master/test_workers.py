@@ -84,6 +84,24 @@ def test_a_worker_that_restarted_within_a_beat_replaces_its_former_life_after_tw
     assert roles(world) == {"trainer-1": "lost", "trainer-2": "working"}
 
 
+def test_of_many_workers_with_one_key_only_the_longest_silent_is_replaced(world: World) -> None:
+    dead, slow, lively = (FakeEnv(world, new_incarnation()) for _ in range(3))
+    for _ in range(3):
+        world.wait(1)
+        for worker in (dead, slow, lively):
+            worker.beat()
+    dead.die()
+    world.wait(0.5)
+    slow.beat()
+    world.wait(2)
+    lively.beat()
+    new = FakeEnv(world, new_incarnation())
+    world.wait(2)
+    slow.beat()
+    assert registered(new).worker == registered(dead).worker
+    assert roles(world) == {"env-1": "starting", "env-2": "working", "env-3": "working"}
+
+
 def test_a_worker_that_left_in_order_is_no_lost_one_and_the_next_with_its_name_no_restart_of_it(world: World) -> None:
     stays, goes = (FakeEnv(world, new_incarnation(), key=key) for key in ("stays", "goes"))
     world.say(goes.peer, Leaving())
