@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from common.journal import records as r
 from common.journal import rows, wal
+from common.journal.names import Names
 from common.journal.opening import create, engine_of, migrate, only_one, read_wal
 from common.journal.tables import SHELVES, ops, place
 
@@ -69,13 +71,20 @@ class Journal:
             raise ValueError(f"the journal lives in SQLite (sqlite:///path), not in {url.split(':', 1)[0]!r}")
         self._engine = engine_of(url)
         self._path = Path(self._engine.url.database or "")
-        self._lock = only_one(self._path)
+        self._open = ExitStack()
+        self._open.enter_context(only_one(self._path))
+        self._open.callback(self._engine.dispose)
         try:
             if self._path.exists():
                 self._check_file()
+            elif self._path.with_name(f"{self._path.name}-wal").exists():
+                raise JournalDamagedError(self._path, "it is gone, but its -wal file is there")
             else:
                 create(self._path)
             migrate(self._engine)
+            held = self._open.enter_context(self._engine.connect())  # SQLite removes the -wal file with the last one
+            held.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
+            self._names = Names(self._path)
         except sa.exc.DatabaseError as error:
             self.close()
             raise self._unreadable(error) from error
@@ -97,7 +106,8 @@ class Journal:
         """Store records in one transaction; when it returns they are on disk.
 
         Raises:
-            JournalError: if they could not be stored (the disk is full, the file system is read-only).
+            JournalError: if they could not be stored (the disk is full, the file system is read-only, somebody has
+                removed or replaced the file).
         """
         by_type: dict[type[r.Base], list[Any]] = {}  # Any: mypy cannot follow type -> list of that type
         for record in records:
@@ -108,6 +118,8 @@ class Journal:
                     if type_ in by_type:
                         self._store(connection, type_, by_type[type_])
                 self._store_ops(connection, by_type)
+                if how := self._names.lost():
+                    raise JournalError(how)
         except sa.exc.DatabaseError as error:
             raise JournalError(str(error.orig)) from error
 
@@ -150,8 +162,7 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        self._engine.dispose()
-        self._lock.close()
+        self._open.close()
 
     def _rows(self, connection: sa.Connection, table: sa.Table, *columns: str) -> Iterator[tuple[Any, ...]]:
         """Give key and columns of all rows of a table in the order of keys."""
