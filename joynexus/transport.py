@@ -53,11 +53,27 @@ def common_options(socket: Socket, *, bulk: bool) -> None:
     socket.setsockopt(zmq.TCP_MAXRT, 10000)
 
 
-def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, bulk: bool = False) -> Socket:
+def dial(
+    context: Context,
+    address: str,
+    server_public: str,
+    keys: KeyPair,
+    *,
+    bulk: bool = False,
+    prepare: Callable[[Socket], object] = lambda socket: None,
+) -> Socket:
     """Open a DEALER to the master.
 
     It connects in the background. Nothing can be sent before it has connected (`zmq.Again` with NOBLOCK), so nothing
     waits in a queue for a server that is not there: who sends, retries.
+
+    Args:
+        context: of the socket.
+        address: where the master listens.
+        server_public: its key.
+        keys: one's own.
+        bulk: whether it is a bulk socket.
+        prepare: called with the socket before it connects.
 
     Raises:
         ValueError: if the address is none.
@@ -70,6 +86,7 @@ def dial(context: Context, address: str, server_public: str, keys: KeyPair, *, b
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    prepare(socket)
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
@@ -159,7 +176,7 @@ _EVENTS = (
 
 
 class AuthWatch:
-    """Watch a dialled socket's connection.
+    """Watch the connection of a socket that has not connected yet: of what was before, nothing is ever heard.
 
     `monitor` becomes readable when something has changed; `poll` then tells what.
     """
@@ -215,9 +232,10 @@ class Line:
         self, context: Context, address: str, server_public: str, keys: KeyPair, *, bulk: bool = False
     ) -> None:
         self.address = address
-        self._dial: Callable[[], Socket] = partial(dial, context, address, server_public, keys, bulk=bulk)
-        self.socket = self._dial()
-        self._watch = AuthWatch(self.socket)
+        self._dial: Callable[[], Socket] = partial(
+            dial, context, address, server_public, keys, bulk=bulk, prepare=self._look_after
+        )
+        self.socket = self._open()
         self._past_ups = 0
         self._refusals = 0
         self._again_at = 0.0
@@ -259,11 +277,20 @@ class Line:
             return False
         self._past_ups += self._watch.ups
         self.close()
-        self.socket = self._dial()
-        self._watch = AuthWatch(self.socket)
+        self.socket = self._open()
         self._watch.link = Link.REFUSED  # until the new one knows better
         self._again_at = 0.0
         return True
+
+    def _open(self) -> Socket:
+        try:
+            return self._dial()
+        except ValueError:  # the address is none, and the socket is closed
+            self._watch.monitor.close(0)
+            raise
+
+    def _look_after(self, socket: Socket) -> None:
+        self._watch = AuthWatch(socket)
 
     def close(self) -> None:
         """Close the sockets; what was not sent is dropped."""

@@ -19,19 +19,12 @@ from common.descriptors import Doorkeeper, bounds
 from joynexus.transport import Link, receive_frames
 from joynexus.wire.front import BlobOffset
 from tests.chaos.proxy import Proxy
+from tests.process.door import Door, until
 from tests.process.master_process import MasterProcess
-from tests.process.test_links import Door, until
 from tests.process.test_master import fine, upload
 from tests.waiting import until as wait
 
 MOST = 64
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    door = Door(tmp_path)
-    yield door
-    door.close()
 
 
 @pytest.fixture
@@ -76,7 +69,7 @@ def test_whoever_has_a_key_gets_in_and_stays_however_many_strangers_come(door: D
     flooding.start()
     try:
         line = door.line(door.laptop.keys())
-        until(line, lambda: line.link is Link.UP, 60)
+        until(line, lambda: line.link is Link.UP)
         while not door.router.poll(100):  # a first word may be lost with its connection
             line.tend()
             if line.socket.poll(100, zmq.POLLOUT):
@@ -99,7 +92,7 @@ class Speaker:
 
     def __init__(self, door: Door, keeper: Doorkeeper, *, address: str = "") -> None:
         self.line = door.line(door.laptop.keys(), address=address)
-        until(self.line, lambda: self.line.link is Link.UP, 60)
+        until(self.line, lambda: self.line.link is Link.UP)
         self.door, self.keeper = door, keeper
         self.say(b"hello")
 
@@ -133,12 +126,12 @@ def test_mute_connections_of_a_valid_key_are_bounded_and_one_that_speaks_is_not_
     speaker = Speaker(door, keeper)
     lines = [door.line(door.laptop.keys()) for _ in range(MOST)]
     for line in lines:
-        until(line, lambda line=line: line.link is Link.UP, 60)  # type: ignore[misc]  # bound at once
+        until(line, lambda line=line: line.link is Link.UP)  # type: ignore[misc]  # bound at once
     wait(lambda: keeper.mute == MOST)
     assert keeper.hung_up == 0
     late = [door.line(door.laptop.keys()) for _ in range(4)]
     for line in late:
-        until(line, lambda line=line: line.link is Link.UP, 60)  # type: ignore[misc]
+        until(line, lambda line=line: line.link is Link.UP)  # type: ignore[misc]
     wait(lambda: keeper.hung_up >= 4)
     assert speaker.there()
 

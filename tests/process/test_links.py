@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 import zmq
 
-from common.transport import Authenticator, bind_router, bound_address, peer_key
-from joynexus.keyring import Addresses, Keyring
+from common.transport import bind_router, peer_key
+from joynexus import transport
 from joynexus.keys import ClusterFile, KeyEntry, KeyPair
-from joynexus.transport import Context, Line, Link, Socket
-
-
-class Door:
-    def __init__(self, folder: Path) -> None:
-        self.keyring = Keyring(folder)
-        self.keyring.prepare(Addresses())
-        self.laptop = ClusterFile.load(self.keyring.issue("laptop", tenant="acme"))
-        self.context: Context = zmq.Context()
-        self.authenticator = Authenticator(self.context, self.keyring.registry)
-        server = self.keyring.server_keys("front")
-        self.router: Socket = bind_router(self.context, "tcp://127.0.0.1:*", server, "tenant", bulk=False)
-        self.address = bound_address(self.router)
-        self.lines: list[Line] = []
-
-    def line(self, keys: KeyPair, *, server_public: str = "", address: str = "") -> Line:
-        line = Line(self.context, address or self.address, server_public or self.laptop.server_public, keys)
-        self.lines.append(line)
-        return line
-
-    def close(self) -> None:
-        for line in self.lines:
-            line.close()
-        self.router.close(0)
-        self.authenticator.stop()
-        self.context.term()
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    door = Door(tmp_path)
-    yield door
-    door.close()
-
-
-def until(line: Line, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"link is {line.link}"
-        line.tend()
-        line.monitor.poll(20)
+from joynexus.transport import Link
+from tests.process.door import Door, until
 
 
 def test_authenticated_key_comes_with_every_message(door: Door) -> None:
@@ -61,6 +18,18 @@ def test_authenticated_key_comes_with_every_message(door: Door) -> None:
     line.socket.send_multipart([b"a", b"b"])
     frames = door.router.recv_multipart(copy=False)
     assert peer_key(frames[-1]) == door.laptop.keys().public
+
+
+def test_a_connection_that_comes_up_at_once_is_known_to_be_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = transport.AuthWatch
+
+    def late(socket: transport.Socket) -> transport.AuthWatch:
+        socket.poll(500, zmq.POLLOUT)  # as long as it would take to come up
+        return watch(socket)
+
+    monkeypatch.setattr(transport, "AuthWatch", late)
+    line = door.line(door.laptop.keys())
+    until(line, lambda: line.link is Link.UP, 20)
 
 
 def test_unknown_key_is_refused_and_gets_in_once_it_is_known(door: Door) -> None:

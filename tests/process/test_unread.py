@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +10,11 @@ from joynexus.transport import Socket, receive_frames
 from services.master.doors import send
 from services.master.events import Peer
 from services.master.unread import MOST_OF_ONE, Unread
+from tests.process.door import Door
 from tests.process.master_process import dial_deaf
-from tests.process.test_links import Door
 from tests.waiting import until as wait
 
 MIB = 2**20
-
-
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    door = Door(tmp_path)
-    yield door
-    door.close()
 
 
 @pytest.fixture
