@@ -136,7 +136,8 @@ class LocalCluster:
             record = msgspec.json.decode((self.run / f"{name}.pid").read_bytes(), type=ProcessRecord)
         except (OSError, msgspec.MsgspecError):
             return 0
-        return record.pid if record.boot == _boot_id() and _start_ticks(record.pid) == record.started else 0
+        same = record.boot == _boot_id() and 0 < record.started == _start_ticks(record.pid)
+        return record.pid if same else 0
 
     def all_running(self) -> dict[str, int]:
         """Return the pids of all instances that run, by name."""

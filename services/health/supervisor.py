@@ -6,13 +6,14 @@ Never: a shell, a signal to a process that is not surely the instance, or the de
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from pathlib import Path
 from typing import Protocol
 
-from joynexus.local import ClusterPlan, LocalCluster
+from joynexus.local import ClusterPlan, LocalCluster, wait_gone
 from services.health.core import Ended
 
 LOG_BYTES = 20 * 1024 * 1024
@@ -56,6 +57,7 @@ class LocalSupervisor:
         self._roles = {role.name: role for role in plan.roles}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._handles: dict[str, int] = {}
+        self._pids: dict[str, int] = {}
         self._out_of_memory: dict[str, int | None] = {}  # the kernel's count when an instance was started
 
     def adopt(self) -> dict[str, int]:
@@ -103,14 +105,13 @@ class LocalSupervisor:
         gone: list[Ended] = []
         for name, handle in list(self._handles.items()):
             child = self._children.get(name)
+            if not wait_gone(handle, 0.0):
+                self._write_down_again(name)
+                continue
             if child is not None:
-                code = child.poll()
-                if code is None:
-                    continue
+                code = child.wait()
                 how, outside = _how(code), code == -signal.SIGKILL and self._had_memory(name)
                 del self._children[name]
-            elif self._cluster.running(name):
-                continue
             else:
                 code, outside = None, True
                 how = "it ended (it was started by an earlier health process, so its exit code is unknown)"
@@ -130,7 +131,14 @@ class LocalSupervisor:
             self._handles[name] = os.pidfd_open(pid)
         except ProcessLookupError:
             return name in self._children
+        self._pids[name] = pid
         return True
+
+    def _write_down_again(self, name: str) -> None:
+        """Have a live instance found by others, too, whatever became of its pid file."""
+        if self._cluster.running(name) != self._pids[name]:
+            with contextlib.suppress(OSError):  # a full disk: the next look tries again
+                self._cluster.write_pid(name, self._pids[name])
 
     def _had_memory(self, name: str) -> bool:
         """Tell whether the kernel surely killed nobody for want of memory while an instance lived."""

@@ -118,6 +118,21 @@ def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalC
     assert cluster.all_running() == {}
 
 
+def test_a_live_role_whose_pid_file_is_lost_has_not_ended_and_is_written_down_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    first = supervise(cluster, tmp_path, env=ROLE)
+    pid = first.start("env")
+    second = supervise(cluster, tmp_path, env=ROLE)
+    assert second.adopt() == {"env": pid}
+    for _ in range(2):
+        (cluster.run / "env.pid").unlink()
+        assert second.ended() == []
+        assert cluster.running("env") == pid
+    os.kill(pid, signal.SIGKILL)
+    until(second.ended)
+
+
 def test_process_that_cannot_be_written_down_is_not_left_running(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
