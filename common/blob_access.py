@@ -119,7 +119,7 @@ class BlobAccess:
         """
         if self._shared is not None:
             return self._shared.put_file(path, move=move)
-        digest, nbytes = digest_file(path), path.stat().st_size
+        digest, nbytes = digest_file(path, self._progress.advance), path.stat().st_size
         with path.open("rb") as file:
 
             def part(offset: int, length: int) -> bytes:
@@ -136,10 +136,9 @@ class BlobAccess:
         file = _file(path)
         if self._whole.get(digest) == file:
             return True
-        if digest_file(path) != digest:
+        if digest_file(path, self._progress.advance) != digest:
             self._whole.pop(digest, None)
             return False
-        self._progress.advance()
         if len(self._whole) >= _KNOWN:
             self._whole.clear()
         self._whole[digest] = file

@@ -13,13 +13,14 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import blake3
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_READ_BYTES = 1024 * 1024
 
 
 class BlobStoreFullError(OSError):
@@ -319,9 +320,21 @@ def check_digest(digest: str) -> str:
     return digest
 
 
-def digest_file(path: Path) -> str:
-    """Return the blake3 hash of a file's content, 64 hex digits."""
-    return blake3.blake3().update_mmap(path).hexdigest()
+def digest_file(path: Path, moved: Callable[[], object] = lambda: None) -> str:
+    """Return the blake3 hash of a file's content, 64 hex digits.
+
+    It is read, not mapped: of a file that is cut meanwhile, or a disk that fails, a map is the end of the process.
+
+    Args:
+        path: the file.
+        moved: called again and again, so that a large file on a slow disk is known to move on.
+    """
+    hasher, buffer = blake3.blake3(), memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while nbytes := file.readinto(buffer):
+            hasher.update(buffer[:nbytes])
+            moved()
+    return hasher.hexdigest()
 
 
 @contextmanager

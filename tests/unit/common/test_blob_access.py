@@ -44,7 +44,7 @@ def master(tmp_path: Path) -> Master:
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     hashed: list[Path] = []
-    monkeypatch.setattr(blob_access, "digest_file", lambda path: (hashed.append(path), digest_file(path))[1])
+    monkeypatch.setattr(blob_access, "digest_file", lambda path, moved: (hashed.append(path), digest_file(path))[1])
     return hashed
 
 

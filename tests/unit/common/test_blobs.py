@@ -259,3 +259,23 @@ def test_blobs_that_nobody_touched_are_found_by_folder(store: BlobStore) -> None
     found = [digest for first in range(256) for digest in store.untouched(f"{first:02x}", 60.0)]
     assert found == [old]
     assert new not in found
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 99, 100, 101, 1000])
+def test_a_file_is_hashed_part_by_part_and_every_part_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    monkeypatch.setattr(blobs, "_READ_BYTES", 100)
+    path, moves = tmp_path / "file", list[None]()
+    path.write_bytes(data := os.urandom(nbytes))
+    assert digest_file(path, lambda: moves.append(None)) == blake3.blake3(data).hexdigest()
+    assert len(moves) == -(-nbytes // 100)
+
+
+def test_a_file_that_is_cut_while_it_is_hashed_is_another_file_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "_READ_BYTES", 1000)
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    assert digest_file(path, lambda: os.truncate(path, 0)) == blake3.blake3(DATA[:1000]).hexdigest()
