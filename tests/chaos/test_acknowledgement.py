@@ -67,7 +67,7 @@ def test_op_that_cannot_be_written_is_refused_before_it_is_acknowledged_and_work
         master.kill()
         master.start()
         with verdict("I1"):
-            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            info = peer.ask(GetPolicy(policy="p")).message
             assert isinstance(info, PolicyInfo)
             assert info.next_seq == OPS + 2
         with verdict("I6"):
@@ -89,11 +89,11 @@ def test_op_whose_acknowledgement_was_lost_with_the_master_is_there_once(
         master.kill()
         master.start()
         with verdict("I1"):
-            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            info = peer.ask(GetPolicy(policy="p")).message
             assert isinstance(info, PolicyInfo)
             assert info.next_seq == OPS + 1 + written
             assert isinstance(op(peer, lease, OPS + 1), Accepted)
-            info = peer.ask(GetPolicy(policy="p"), timeout_s=30).message
+            info = peer.ask(GetPolicy(policy="p")).message
             assert isinstance(info, PolicyInfo)
             assert info.next_seq == OPS + 2
         with verdict("I3"):

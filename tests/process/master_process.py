@@ -21,6 +21,8 @@ from joynexus.transport import dial
 from joynexus.wire import Buffer, Message, Packet, decode, encode
 from tests.process.clusters import own_addresses
 
+PATIENCE_S = 60.0
+"""Of whoever waits for a real master: on a busy host it starts in half a minute."""
 _RESEND_S = 5.0
 
 
@@ -73,7 +75,7 @@ class MasterProcess:
         """End it with SIGTERM; return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
     def log_text(self) -> str:
         """What it has logged so far."""
@@ -112,13 +114,13 @@ class Peer:
         """Hang up."""
         self._context.destroy(linger=0)
 
-    def send(self, frames: Sequence[Buffer], *, bulk: bool = False, timeout_s: float = 20.0) -> None:
+    def send(self, frames: Sequence[Buffer], *, bulk: bool = False, timeout_s: float = PATIENCE_S) -> None:
         """Send frames as they are."""
         out = self.bulk if bulk else self.control
         assert out.poll(int(timeout_s * 1000), zmq.POLLOUT), "no connection"
         out.send_multipart(frames)
 
-    def receive(self, *, bulk: bool = False, timeout_s: float = 20.0) -> Packet:
+    def receive(self, *, bulk: bool = False, timeout_s: float = PATIENCE_S) -> Packet:
         """Take the next message."""
         source = self.bulk if bulk else self.control
         assert source.poll(int(timeout_s * 1000)), "no answer"
@@ -131,7 +133,7 @@ class Peer:
         *,
         bulk: bool = False,
         id: str = "",
-        timeout_s: float = 20.0,
+        timeout_s: float = PATIENCE_S,
     ) -> Packet:
         """Send a request, again while it is not answered (a connection may be lost unnoticed); return its answer."""
         id = id or f"{self._prefix}-{next(self._ids)}"

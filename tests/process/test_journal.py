@@ -9,7 +9,7 @@ from pathlib import Path
 
 from joynexus.wire import ErrorCode
 from joynexus.wire.front import CreatePolicy, GetPolicy, PolicyInfo
-from tests.process.master_process import MasterProcess, short_folder
+from tests.process.master_process import PATIENCE_S, MasterProcess, short_folder
 from tests.process.test_master import SPEC, failed
 
 EXIT_DAMAGED = 78
@@ -34,7 +34,7 @@ def test_a_damaged_record_keeps_the_master_from_starting_with_a_sentence_that_na
             before = len(master.log_text().splitlines())
             master.start()
             assert master.process is not None
-            assert master.process.wait(30) == EXIT_DAMAGED
+            assert master.process.wait(PATIENCE_S) == EXIT_DAMAGED
             (sentence,) = master.log_text().splitlines()[before:]
             for part in (str(journal), "table 'policies'", "policy 'bad'", "checksum", "admin journal check"):
                 assert part in sentence
@@ -42,7 +42,7 @@ def test_a_damaged_record_keeps_the_master_from_starting_with_a_sentence_that_na
             assert repair("repair", journal.parent) == (0, True)
             assert repair("check", journal.parent) == (0, False)
             master.start()
-            assert isinstance(peer.ask(GetPolicy(policy="good"), timeout_s=30).message, PolicyInfo)
+            assert isinstance(peer.ask(GetPolicy(policy="good")).message, PolicyInfo)
             assert failed(peer.ask(GetPolicy(policy="bad"))).code is ErrorCode.NOT_FOUND
             assert (journal.parent / "journal.db.damaged-1").exists()
 

@@ -10,14 +10,15 @@ import pytest
 from common.progress import EXIT_WEDGED
 from joynexus.wire.front import CreatePolicy, GetPolicy, Ping, PolicyInfo, Pong
 from services.master.service import EXIT_THREAD
-from tests.process.master_process import MasterProcess
+from tests.process.master_process import PATIENCE_S, MasterProcess
 from tests.process.test_master import SPEC
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[MasterProcess]:
+def master(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MasterProcess]:
+    """With settings, if the test has a parameter for it."""
     (tmp_path / "faults").mkdir()
-    with MasterProcess(tmp_path, stall_s=5, failpoints=tmp_path / "faults") as master:
+    with MasterProcess(tmp_path, failpoints=tmp_path / "faults", **getattr(request, "param", {})) as master:
         yield master
 
 
@@ -30,9 +31,10 @@ def strike(master: MasterProcess, place: str, fault: str) -> None:
 
 def exit_code(master: MasterProcess) -> int:
     assert master.process is not None
-    return master.process.wait(30)
+    return master.process.wait(PATIENCE_S)
 
 
+@pytest.mark.parametrize("master", [{"stall_s": 5}], indirect=True)
 def test_a_master_whose_loop_hangs_ends_itself_and_the_next_one_goes_on(master: MasterProcess) -> None:
     with master.tenant() as peer:
         assert isinstance(peer.ask(CreatePolicy(policy="p", spec=SPEC)).message, PolicyInfo)
@@ -41,7 +43,7 @@ def test_a_master_whose_loop_hangs_ends_itself_and_the_next_one_goes_on(master: 
         assert "no progress" in master.log_text()
         master.kill()
         master.start()
-        assert isinstance(peer.ask(GetPolicy(policy="p"), timeout_s=30).message, PolicyInfo)
+        assert isinstance(peer.ask(GetPolicy(policy="p")).message, PolicyInfo)
 
 
 def test_a_master_that_would_let_nobody_in_any_more_ends_itself(master: MasterProcess) -> None:
@@ -53,7 +55,7 @@ def test_a_master_that_would_let_nobody_in_any_more_ends_itself(master: MasterPr
             assert "thread_failed" in master.log_text()
             master.kill()
             master.start()
-            assert isinstance(late.ask(Ping(), timeout_s=30).message, Pong)
+            assert isinstance(late.ask(Ping()).message, Pong)
 
 
 def test_a_handshake_that_meets_a_fault_of_the_disk_costs_nobody_else_anything(master: MasterProcess) -> None:
