@@ -68,6 +68,11 @@ def encode(
     sizes = tuple(memoryview(buffer).nbytes for buffer in buffers)
     if len(sizes) > limits.MAX_BUFFERS:
         raise ValueError(f"a message carries at most {limits.MAX_BUFFERS} buffers, this one has {len(sizes)}")
+    if (largest := max(sizes, default=0)) > limits.MAX_CONTROL_FRAME_BYTES:  # who receives more hangs up unasked
+        raise ValueError(
+            f"an array of a message has at most {limits.MAX_CONTROL_FRAME_BYTES} bytes, this one has {largest}: send "
+            "fewer rows or smaller pictures at a time"
+        )
     header = _encoder.encode(Header(kind=kind_of(message), id=id, re=re, deadline_ms=deadline_ms, sizes=sizes))
     body = _encoder.encode(message)
     if len(body) > limits.MAX_BODY_BYTES:

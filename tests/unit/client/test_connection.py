@@ -72,6 +72,20 @@ def test_value_that_cannot_be_sent_is_refused_where_it_was_given_and_nothing_els
         assert (before.result(10).seq, policy.optim_step().result(10).seq) == (1, 2)
 
 
+def test_picture_too_large_for_a_frame_is_refused_at_once_and_nothing_else_of_the_connection_waits(
+    tmp_path: Path,
+) -> None:
+    """Whoever receives such a frame hangs up, and whoever sent it would send it again, and all else with it."""
+    with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
+        service.answer = with_policy(service)
+        policy = client.policy("p")
+        huge = np.zeros((1200, 1200, 3), np.uint8)
+        with pytest.raises(JoyNexusError, match=r"at most 4194304 bytes, this one has 4320000: send fewer rows") as e:
+            policy.act({"front": huge}, "go", np.zeros(3, np.float32), timeout_s=10)
+        assert e.value.code == ErrorCode.TOO_LARGE
+        assert policy.optim_step().result(10).seq == 1
+
+
 def test_closing_gives_the_lease_back(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         with joynexus.connect(service.cluster) as client:
