@@ -254,7 +254,7 @@ def _wait_until_up(
     while True:
         report = cluster.load_health()
         if health.poll() is not None:
-            raise ValueError(f"health ended (exit code {health.returncode}): see {cluster.log_file('health')}")
+            raise ValueError(f"health ended (exit code {health.returncode}){cluster.last_words('health')}")
         if report is not None:
             line = _line(report)
             if line != said:

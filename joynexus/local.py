@@ -23,6 +23,9 @@ import msgspec
 
 from joynexus.keys import write_private
 
+_WORDS = 300
+"""Characters that are told of the last line of a log."""
+
 
 class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process that is to run.
@@ -98,6 +101,19 @@ class LocalCluster:
     def log_file(self, name: str) -> Path:
         """Return where an instance writes its output."""
         return self.run / f"{name}.log"
+
+    def last_words(self, name: str) -> str:
+        """Return the last line of an instance's log, as part of a sentence."""
+        try:
+            with self.log_file(name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        spoken = [line.strip() for line in lines if line.strip()]
+        if not spoken:
+            return ""
+        return f"; its log ends: {spoken[-1][:_WORDS]}{'…' * (len(spoken[-1]) > _WORDS)}"
 
     def save_plan(self, plan: ClusterPlan) -> None:
         """Write down what is to run."""

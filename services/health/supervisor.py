@@ -117,7 +117,7 @@ class LocalSupervisor:
                 how = "it ended (it was started by an earlier health process, so its exit code is unknown)"
             os.close(handle)
             del self._handles[name]
-            gone.append(Ended(name=name, how=how + self._last_words(name), code=code, outside=outside))
+            gone.append(Ended(name=name, how=how + self._cluster.last_words(name), code=code, outside=outside))
         return gone
 
     def stop_all(self, grace_s: float) -> list[str]:
@@ -144,17 +144,6 @@ class LocalSupervisor:
         """Tell whether the kernel surely killed nobody for want of memory while an instance lived."""
         before = self._out_of_memory[name]
         return before is not None and before == _out_of_memory()
-
-    def _last_words(self, name: str) -> str:
-        """Return the last line of an instance's log, as part of a sentence."""
-        try:
-            with self._cluster.log_file(name).open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-                lines = log.read().decode(errors="replace").split("\n")
-        except OSError:
-            return ""
-        spoken = [line.strip() for line in lines if line.strip()]
-        return f"; its log ends: {spoken[-1][:300]}" if spoken else ""
 
 
 def _out_of_memory() -> int | None:

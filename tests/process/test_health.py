@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.exits import EXIT_CONFIG
 from joynexus import launch
 from joynexus.local import ClusterPlan, HealthReport, InstanceHealth, LocalCluster, RolePlan
 from joynexus.wire.front import ClusterStatus, RoleStatus, Status
@@ -153,7 +154,7 @@ def test_second_health_for_the_same_cluster_refuses(cluster: Cluster) -> None:
     cluster.start_health()
     cluster.until(cluster.running)
     second = cluster.start_health()
-    assert second.wait(90) == 2
+    assert second.wait(90) == EXIT_CONFIG
     assert "another health process looks after" in cluster.local.log_file("health").read_text()
     assert cluster.running()
 
@@ -214,3 +215,11 @@ def test_down_ends_everything_also_when_health_is_gone(cluster: Cluster) -> None
     ended = launch.down(cluster.local.folder)
     assert set(ended) == {"master", "trainer", "env"}
     assert cluster.local.all_running() == {}
+
+
+def test_setting_that_no_role_has_is_named_by_whoever_starts_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOYNEXUS_SILNT_S", "3")
+    with pytest.raises(ValueError, match=r"code 78.*no role has a setting JOYNEXUS_SILNT_S"):
+        launch.up(tmp_path, launch.Options())
