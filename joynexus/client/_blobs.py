@@ -95,11 +95,16 @@ def upload(connection: Connection, blob: LocalBlob, progress: Progress = lambda 
                 return
         except JoyNexusError as error:
             # INVALID: a chunk was lost on a broken connection and the next one left a hole; ask where to go on.
-            if error.code is not ErrorCode.INVALID or restarts >= RESTARTS:
+            # Or the last one was taken, the service could not write that down, and the whole is to be sent again.
+            if error.code is not ErrorCode.INVALID:
                 raise
         restarts += 1
         if restarts > RESTARTS:
-            raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, f"blob {blob.digest[:12]} could not be sent: try again"))
+            sentence = (
+                f"blob {blob.digest[:12]} was sent {restarts} times and the service did not keep it: "
+                "its disk may be full; try again later"
+            )
+            raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence))
 
 
 def _send_chunks(connection: Connection, blob: LocalBlob, offset: int, progress: Progress) -> Flow[bool]:

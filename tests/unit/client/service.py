@@ -47,6 +47,7 @@ class FakeService:
     answer: Answerer
     heard: list[Packet] = field(default_factory=list)
     lost_chunks: set[int] = field(default_factory=set)
+    keeps_nothing: bool = False
 
     def ordinary(self, packet: Packet) -> list[Message | Reply]:
         """Answers to what every test needs."""
@@ -77,6 +78,8 @@ class FakeService:
         return [failure(ErrorCode.NOT_FOUND, "no such thing")]
 
     def _chunk(self, message: BlobChunk, data: bytes) -> Message:
+        if self.keeps_nothing:
+            return failure(ErrorCode.INVALID, "the upload was not begun here")
         if message.offset in self.lost_chunks:
             self.lost_chunks.remove(message.offset)
             return failure(ErrorCode.INVALID, "a chunk leaves a hole")

@@ -239,6 +239,18 @@ def test_upload_goes_on_where_a_lost_chunk_left_a_hole(tmp_path: Path) -> None:
         assert service.blobs.has(blob.digest)
 
 
+def test_upload_that_the_service_never_keeps_is_given_up_with_a_sentence_and_works_once_it_does(tmp_path: Path) -> None:
+    with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
+        service.keeps_nothing = True
+        blob = _blobs.LocalBlob.of(b"precious")
+        with pytest.raises(JoyNexusError, match="the service did not keep it: its disk may be full") as refused:
+            run(_blobs.upload(client._connection, blob))
+        assert refused.value.code == "UNAVAILABLE"
+        service.keeps_nothing = False
+        run(_blobs.upload(client._connection, blob))
+        assert service.blobs.has(blob.digest)
+
+
 def test_partial_download_is_continued(tmp_path: Path) -> None:
     data = np.random.default_rng(2).bytes(2 * 1024 * 1024 + 5)
     with running(tmp_path) as service, joynexus.connect(service.cluster) as client:
