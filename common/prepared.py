@@ -122,6 +122,13 @@ class PreparedDataset:
                 f"the blob of episode {number} has state {state.shape} and action {action.shape}, which its manifest "
                 "contradicts: prepare the data set again"
             )
+        for camera in contract.cameras:
+            found = _picture_form(file, camera.name)
+            if found != ((entry.length, camera.height, camera.width, 3), "U8"):
+                raise ValueError(
+                    f"the blob of episode {number} has pictures {found} of camera '{camera.name}', which its manifest "
+                    "contradicts: prepare the data set again"
+                )
         self._open[number] = episode = _Episode(file, state, action)
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)
@@ -157,3 +164,13 @@ def _step_range(starts: Indices, episodes: Iterable[int]) -> Indices:
             raise IndexError(f"episode {episode} is outside the data set, which has episodes 0 to {len(starts) - 2}")
         ranges.append(np.arange(starts[episode], starts[episode + 1]))
     return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+
+
+# Any: as in `_episode`.
+def _picture_form(file: Any, camera: str) -> tuple[tuple[int, ...], str] | None:
+    """Return shape and type of a camera's pictures, without reading them; None if there are none."""
+    try:
+        pictures = file.get_slice(f"image.{camera}")
+    except SafetensorError:
+        return None
+    return tuple(pictures.get_shape()), pictures.get_dtype()

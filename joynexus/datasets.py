@@ -13,6 +13,9 @@ import msgspec
 from joynexus.bounds import Text
 from joynexus.contract import Contract, Statistics, struct_digest
 
+MAX_STEPS = 100_000_000
+"""Steps of a data set at most: a number for each (800 MB) is what a job over all of them holds."""
+
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong in a data set.
@@ -56,6 +59,9 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
         statistics: of state and action over all steps.
         episodes: in order.
         faults: what was wrong with the source.
+
+    Raises:
+        ValueError: for an episode of a negative length, or more than `MAX_STEPS` steps in all.
     """
 
     source_format: str
@@ -65,6 +71,10 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     statistics: Statistics
     episodes: tuple[EpisodeEntry, ...]
     faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(episode.length < 0 for episode in self.episodes) or self.steps > MAX_STEPS:
+            raise ValueError(f"a data set has at most {MAX_STEPS} steps, none of its episodes less than 0: split it")
 
     @property
     def steps(self) -> int:

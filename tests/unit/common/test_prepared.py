@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -134,3 +135,30 @@ def test_a_damaged_or_foreign_blob_is_refused_in_a_sentence(manifest: DatasetMan
     (tmp_path / "other").write_bytes(save({"state": np.zeros((2, 3), np.float32), "action": np.zeros((2, 2), "f4")}))
     with pytest.raises(ValueError, match="manifest contradicts"):
         PreparedDataset(manifest, lambda _: tmp_path / "other").batch([0], chunk=1)
+
+
+@pytest.mark.parametrize("lengths", [(2**40,), (-1,), (60_000_000, 60_000_000)])
+def test_a_manifest_of_more_steps_than_a_set_can_have_is_refused_when_it_is_read(
+    manifest: DatasetManifest, lengths: tuple[int, ...]
+) -> None:
+    entries = [msgspec.structs.replace(manifest.episodes[0], length=length) for length in lengths]
+    plain = {**msgspec.to_builtins(manifest), "episodes": msgspec.to_builtins(entries)}
+    with pytest.raises(msgspec.ValidationError, match="at most 100000000 steps"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(plain), type=DatasetManifest)
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [{}, {"image.front": np.zeros((5, 2, 3, 3), np.uint8)}, {"image.front": np.zeros((5, 2, 2, 3), np.float32)}],
+    ids=["none", "other shape", "other type"],
+)
+def test_an_episode_whose_pictures_are_not_its_manifests_is_refused(
+    manifest: DatasetManifest, store: BlobStore, pictures: dict[str, np.ndarray]
+) -> None:
+    tensors = {"state": np.zeros((5, 3), np.float32), "action": np.zeros((5, 2), np.float32)}
+    wrist = {"image.wrist": np.zeros((5, 4, 6, 3), np.uint8)}
+    digest = store.put_bytes(save({**tensors, **wrist, **pictures}))
+    entry = msgspec.structs.replace(manifest.episodes[0], blob=digest)
+    dataset = PreparedDataset(msgspec.structs.replace(manifest, episodes=(entry,)), store.path)
+    with pytest.raises(ValueError, match="of camera 'front', which its manifest contradicts"):
+        dataset.images(0)
