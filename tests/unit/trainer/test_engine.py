@@ -233,7 +233,7 @@ WRONG = {
         lambda a: a.state.__setitem__((3, 3), np.inf),
         "'state' of sample 3, dimension 3 (grip) is inf",
     ),
-    "endless instruction": (lambda a: a.instructions.__setitem__(1, "x" * 5000), "sample 1 cannot be used"),
+    "endless instruction": (lambda a: a.instructions.__setitem__(1, "x" * 4001), "sample 1 cannot be used"),
 }
 
 
