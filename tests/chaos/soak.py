@@ -43,8 +43,7 @@ KILLS = {"JOYNEXUS_MAX_KILLS": "1000"}
 """Nobody's work is at fault for these deaths, however often they meet it."""
 
 
-SHORT = Plan(seconds=30, mean_s=5, spared="trainer", steps=100, updates=2, pause_s=0.1)
-LONG = Plan(seconds=600, mean_s=15, spared="master", steps=1500, updates=8)
+USUAL = Plan(seconds=600, mean_s=15, spared="master", steps=1500, updates=8)
 
 
 @dataclass
@@ -203,15 +202,15 @@ def main(argv: list[str]) -> int:
     """Run one soak for each role that is to be spared; print and write down what was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description="Kill roles at random.")
     parser.add_argument("--spared", nargs="+", choices=ROLES, default=list(ROLES), help="one run each")
-    parser.add_argument("--seconds", type=float, default=LONG.seconds)
-    parser.add_argument("--mean", type=float, default=LONG.mean_s, help="mean seconds from one kill to the next")
+    parser.add_argument("--seconds", type=float, default=USUAL.seconds)
+    parser.add_argument("--mean", type=float, default=USUAL.mean_s, help="mean seconds from one kill to the next")
     parser.add_argument("--seed", type=int, default=1, help="of times and victims")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak_kills.json", help="where the JSON goes")
     options = parser.parse_args(argv)
     rows: list[Row] = []
     failed = False
     for spared in options.spared:
-        plan = replace(LONG, seconds=options.seconds, mean_s=options.mean, spared=spared, seed=options.seed)
+        plan = replace(USUAL, seconds=options.seconds, mean_s=options.mean, spared=spared, seed=options.seed)
         verdict = Verdict()
         row: Row = {"spared": spared}
         with tempfile.TemporaryDirectory(prefix="soak") as folder, chaotic(Path(folder), **KILLS) as cluster:
