@@ -25,7 +25,7 @@ from tests.chaos.jobs import DATASET, numbers, push, sft
 from tests.chaos.test_acknowledgement import OPS, driving, op
 from tests.chaos.verdict import Verdict
 from tests.process.master_process import MasterProcess
-from tests.waiting import until
+from tests.waiting import meanwhile, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # on a busy host a cluster starts in minutes
 
@@ -81,21 +81,17 @@ class Clock:
     @contextmanager
     def stepping(self, seconds: float) -> Iterator[None]:
         """Have it set to and fro all the while."""
-        ended = threading.Event()
 
-        def step() -> None:
+        def step(ended: threading.Event) -> None:
             for shift in itertools.cycle((seconds, -seconds)):
                 if ended.wait(0.05):
                     return
                 self.set(shift)
 
-        thread = threading.Thread(target=step)
-        thread.start()
         try:
-            yield
+            with meanwhile(step):
+                yield
         finally:
-            ended.set()
-            thread.join()
             self.set(0.0)
 
 

@@ -28,7 +28,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.verdict import Verdict
 from tests.process.master_process import MasterProcess, Peer
 from tests.process.test_master import SPEC, forward
-from tests.waiting import until
+from tests.waiting import meanwhile, until
 
 PATIENCE_S = 60.0
 
@@ -76,25 +76,6 @@ def behind_a_network(master: MasterProcess, name: str) -> Iterator[Tenant]:
         yield Tenant(stack.enter_context(Peer(far)), control, bulk)
 
 
-@contextmanager
-def meanwhile(work: object, *arguments: object) -> Iterator[None]:
-    """Do something in another thread; it must have gone well by the end."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work(*arguments)  # type: ignore[operator]
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield
-    thread.join(2 * PATIENCE_S)
-    assert not thread.is_alive(), "it never came to an end"
-    assert not failures, failures
-
-
 class Neighbour:
     """Another tenant, with a good network, who asks again and again."""
 
@@ -112,20 +93,18 @@ class Neighbour:
 @contextmanager
 def beside(master: MasterProcess, name: str, verdict: Verdict) -> Iterator[Neighbour]:
     """While this lasts, another tenant asks; none of its requests may stay without an answer."""
-    over = threading.Event()
     neighbour = Neighbour(verdict)
 
-    def ping(peer: Peer) -> None:
-        while not over.is_set():
-            assert isinstance(peer.ask(Ping(), timeout_s=PATIENCE_S).message, Pong)
-            neighbour.served += 1
+    with verdict("I5"), master.tenant(name, tenant=name) as peer:
 
-    with verdict("I5"), master.tenant(name, tenant=name) as peer, meanwhile(ping, peer):
-        try:
+        def ping(over: threading.Event) -> None:
+            while not over.is_set():
+                assert isinstance(peer.ask(Ping(), timeout_s=PATIENCE_S).message, Pong)
+                neighbour.served += 1
+
+        with meanwhile(ping):
             neighbour.goes_on()
             yield neighbour
-        finally:
-            over.set()
 
 
 @pytest.mark.case(8, "half-open connection: nothing goes through and nobody hangs up")
@@ -135,7 +114,7 @@ def test_silent_network_is_noticed_by_both_ends_and_an_op_lost_in_it_is_applied_
     with beside(master, "neighbour-8", verdict) as neighbour, behind_a_network(master, "silent") as tenant:
         tenant.op()
         tenant.network.faults.blackhole = True
-        with verdict("I3"), meanwhile(tenant.op):
+        with verdict("I3"), meanwhile(lambda _: tenant.op()):
             neighbour.goes_on()
             until(lambda: tenant.network.hung_up >= 2, seconds=30)  # both ends: heartbeats are missed
             tenant.network.faults.blackhole = False
@@ -151,7 +130,7 @@ def test_reset_connections_cost_no_op_and_double_none(master: MasterProcess, ver
     with behind_a_network(master, "reset") as tenant:
         for _ in range(3):
             before = tenant.network.heard
-            with verdict("I3"), meanwhile(tenant.op):
+            with verdict("I3"), meanwhile(lambda _: tenant.op()):
                 until(lambda before=before: tenant.network.heard > before)
                 tenant.network.reset()
         with verdict("I1"):
@@ -165,7 +144,7 @@ def test_blackouts_delay_ops_and_lose_none(master: MasterProcess, verdict: Verdi
             tenant.op()
             tenant.network.faults.blackhole = True
             before = tenant.network.heard
-            with verdict("I3"), meanwhile(tenant.op):
+            with verdict("I3"), meanwhile(lambda _: tenant.op()):
                 until(lambda before=before: tenant.network.heard > before)
                 neighbour.goes_on()
                 tenant.network.faults.blackhole = False
@@ -185,7 +164,7 @@ def test_slow_upload_holds_up_itself_alone(master: MasterProcess, verdict: Verdi
             assert begun.message == BlobOffset(digest=digest, offset=0)
             for offset in range(0, len(data), part):
                 chunk = BlobChunk(digest=digest, offset=offset)
-                with meanwhile(neighbour.goes_on):
+                with meanwhile(lambda _: neighbour.goes_on()):
                     answer = tenant.peer.ask(chunk, [data[offset : offset + part]], bulk=True, timeout_s=PATIENCE_S)
                 tenant.op()  # control does not stand behind bulk
         with verdict("I1"):

@@ -63,7 +63,7 @@ from joynexus.wire.messages import FRONT_REQUESTS, kind_of
 from services.env.datasets.writer import LeRobotWriter
 from tests.process.clusters import running
 from tests.process.master_process import Peer
-from tests.waiting import until
+from tests.waiting import meanwhile, until
 from tests.wire.samples import sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,21 +347,15 @@ def served(key: Path, folder: Path, target: str, name: str) -> Iterator[None]:
 @contextmanager
 def asking(key: Path, heard: Heard) -> Iterator[None]:
     """Ask again and again how everything is."""
-    done = threading.Event()
 
-    def ask() -> None:
+    def ask(done: threading.Event) -> None:
         with Asker(ClusterFile.load(key), heard) as asker:
             while not done.wait(0.1):
                 for message in (Status(), ListPolicies(), ListJobs(), ListDatasets(), GetUsage()):
                     asker.ask(message)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
+    with meanwhile(ask):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @contextmanager
@@ -370,30 +364,19 @@ def working(client: Client, folder: Path) -> Iterator[None]:
     push(client, folder / "toy", OTHERS, "follow the rule", 1.0)
     create = SftPolicy(backbone=BACKBONE, chunk=4, seed=4, optimizer=OptimizerSpec(lr=1e-4))
     sft = client.sft(policy="mine", dataset="toy", steps=20, batch_size=8, create=create, publish_initial=True)
-    done = threading.Event()
-    failed: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with client.create_policy("loop", dataset="toy", backbone=BACKBONE, chunk=4, seed=6) as policy:
-                while not done.wait(0.2):  # leaves the first one some of the machine
-                    policy.forward_backward(dataset="toy", indices=range(8)).result(240)
-                    policy.optim_step().result(240)
-                    if not policy.info().versions:
-                        policy.publish().result(240)
-                    picture = np.random.default_rng(5).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                    policy.act({"front": picture}, "follow the rule", np.zeros(4, np.float32), timeout_s=240)
-        except BaseException as error:
-            failed.append(error)
+    def work(done: threading.Event) -> None:
+        with client.create_policy("loop", dataset="toy", backbone=BACKBONE, chunk=4, seed=6) as policy:
+            while not done.wait(0.2):  # leaves the first one some of the machine
+                policy.forward_backward(dataset="toy", indices=range(8)).result(240)
+                policy.optim_step().result(240)
+                if not policy.info().versions:
+                    policy.publish().result(240)
+                picture = np.random.default_rng(5).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                policy.act({"front": picture}, "follow the rule", np.zeros(4, np.float32), timeout_s=240)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with meanwhile(work):
         yield
-    finally:
-        done.set()
-        thread.join()
-    assert not failed, failed
     sft.wait(progress=False, timeout_s=240)
     client.policy("mine").export(folder / "exported")
     evaluation = client.evaluate(policy="mine", env="metaworld/reach-v3", episodes=1)
