@@ -1,0 +1,68 @@
+"""Rings of tests: a few failures of real processes run once more and are told; more, or twice, and the ring has failed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "test_rings.py"
+ONCE = """
+from pathlib import Path
+
+
+def test_{name}():
+    mark = Path(__file__).with_suffix(".{name}")
+    first = not mark.exists()
+    mark.touch()
+    assert not first
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
+    """Run a ring that consists of one file."""
+    spec = importlib.util.spec_from_file_location("rings", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    rings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rings)
+    monkeypatch.setattr(rings, "ROOT", tmp_path)
+    monkeypatch.setattr(rings, "WORKERS", {"process": 1, "unit": 1})
+
+    def run(ring: str, tests: str) -> int:
+        folder = tmp_path / "tests" / ring
+        folder.mkdir(parents=True)
+        (folder / "test_it.py").write_text(tests)
+        code = rings.main([ring])
+        assert isinstance(code, int)
+        return code
+
+    return run
+
+
+def test_failure_that_does_not_come_again_is_told_and_passes(
+    run: Callable[[str, str], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("process", ONCE.format(name="stall")) == 0
+    said = capfd.readouterr().out
+    assert "1 failed" in said
+    assert "passed, 1 at the second try" in said
+
+
+@pytest.mark.parametrize(
+    ("ring", "tests"),
+    [
+        ("process", "def test_it():\n    assert False\n"),
+        ("process", "".join(ONCE.format(name=name) for name in "abc")),
+        ("unit", ONCE.format(name="pure")),
+    ],
+    ids=["fails again", "too many", "ring without processes"],
+)
+def test_failure_that_is_no_stall_fails_the_ring(
+    run: Callable[[str, str], int], capfd: pytest.CaptureFixture[str], ring: str, tests: str
+) -> None:
+    assert run(ring, tests) == 1
+    assert "FAILED" in capfd.readouterr().out.splitlines()[-2]
