@@ -1,4 +1,4 @@
-"""Rings of tests: a few failures of real processes run once more and are told; more, or twice, and the ring has failed."""
+"""Rings of tests: a few failures of real processes run once more and are told; others fail the ring."""
 
 from __future__ import annotations
 
