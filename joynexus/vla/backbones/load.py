@@ -77,7 +77,9 @@ def _load_checkpoint(
     try:
         if stored != kind:
             converted = cache_dir / "weights" / f"{sources}-{kind}"
-            weights = cache.build_once(converted, lambda target: family.convert(directory, target, dtype))
+            weights = cache.build_once(
+                converted, lambda target: family.convert(directory, target, dtype), holds=cache.CHECKPOINT
+            )
         loaded = family(directory, weights, device=device, dtype=dtype, image_side=side)
     except (OSError, KeyError, SafetensorError) as error:
         raise ValueError(f"backbone '{name}': {directory} is not a complete checkpoint: {error}") from error
@@ -87,7 +89,9 @@ def _load_checkpoint(
 
 def _directory(name: str, cache_dir: Path) -> Path:
     if name in tiny.CHECKPOINTS:
-        return cache.build_once(cache_dir / f"{name}-{tiny.REVISION}", tiny.CHECKPOINTS[name])
+        return cache.build_once(
+            cache_dir / f"{name}-{tiny.REVISION}", tiny.CHECKPOINTS[name], holds=(*cache.CHECKPOINT, "tokenizer.json")
+        )
     path = Path(name).expanduser()
     if path.is_dir():
         return path
