@@ -2,7 +2,7 @@
 
 In: a folder and the addresses the master listens on. Out: server keys, the registry, a key and a cluster file for each
 worker role, and one of each for every tenant's key that is issued. Never: a key replaced behind somebody's back; what
-is there stays.
+is there stays, until `rotate` is asked for.
 
     addresses.json           where others dial the master
     registry.json            public keys of everybody who may connect
@@ -71,6 +71,29 @@ class Keyring:
         """Make and register a worker's key beside those that `prepare` made; returns and raises as `issue`."""
         pair = KeyPair.generate()
         return self._issue(pair, KeyEntry(name=name, public=pair.public, domain="worker", roles=roles))
+
+    def rotate(self, name: str, *, grace_s: float) -> Path:
+        """Make another key of the same name and the same rights; the one before is let in for `grace_s` more seconds.
+
+        Returns:
+            The cluster file of the new one, for its owner, together with the `key.toml` beside it.
+
+        Raises:
+            ValueError: if there is no key of that name, or it was not made here.
+            OSError: if its files cannot be written; the old key stays as it was.
+        """
+        pair, path = KeyPair.generate(), self.folder / name / "key.toml"
+        if not path.exists():
+            raise ValueError(f"no key named '{name}' was made in {self.folder}; `joynexus admin keys list` shows names")
+        new = path.with_name("key.toml.next")
+        pair.save(new)  # first: a key that is let in has a file, whenever this ends
+        try:
+            self.registry.replace(name, pair.public, grace_s=grace_s)
+        except (ValueError, OSError):
+            new.unlink()
+            raise
+        new.replace(path)
+        return self.cluster_file(name)
 
     def server_keys(self, domain: str) -> KeyPair:
         """Return the master's key pair of domain `front` or `back`; ValueError if the folder was not prepared."""

@@ -10,8 +10,10 @@ message, and read again as soon as the file has changed, so it acts on the next 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,7 @@ from joynexus.unreadable import UNREADABLE
 Domain = Literal["tenant", "worker"]
 KeyScope = Literal["read", "act", "all"]
 
-WORKER_ROLES = ("trainer", "inference", "env", "health")
+WORKER_ROLES = ("trainer", "inference", "env", "health", "dashboard")
 
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -87,6 +89,8 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
         scope: what a tenant's key may do.
         roles: what a worker's key may claim to be.
         operator: a tenant's key that also sees other tenants' work in `Status` and usage.
+        until_s: it is let in until then (seconds since the Unix epoch, by the clock on the wall); 0: without end. A key
+            that was replaced by another has an end.
     """
 
     name: str
@@ -96,6 +100,11 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     scope: KeyScope = "all"
     roles: tuple[str, ...] = ()
     operator: bool = False
+    until_s: float = 0.0
+
+    def in_force(self, now_s: float) -> bool:
+        """Tell whether the key is let in at this time."""
+        return not self.until_s or now_s < self.until_s
 
 
 Keys = list[KeyEntry]
@@ -134,11 +143,12 @@ class KeyRegistry:
         if stamp != known:
             table = {entry.public: entry for entry in self._read().keys}
             self._known = (stamp, table)
-        return table.get(public)
+        entry = table.get(public)
+        return entry if entry is None or entry.in_force(time.time()) else None
 
     def list(self) -> Keys:
-        """Return all keys, oldest first; ValueError if the file is damaged."""
-        return [*self._read().keys]
+        """Return all keys that are let in, oldest first; ValueError if the file is damaged."""
+        return [entry for entry in self._read().keys if entry.in_force(time.time())]
 
     def add(self, entry: KeyEntry) -> None:
         """Let a key in, from the next handshake on.
@@ -168,6 +178,35 @@ class KeyRegistry:
                     return entry
             raise ValueError(f"there is no key named '{name}'; `joynexus admin keys list` shows those there are")
 
+    def replace(self, name: str, public: str, *, grace_s: float) -> KeyEntry | None:
+        """Let another public key in under a name; the one before keeps its rights for a while, under a name of its own.
+
+        Args:
+            name: of the key that is replaced.
+            public: the new one, Z85.
+            grace_s: seconds for which the old one is let in too; with 0 it is shut out from its next message on.
+
+        Returns:
+            The old one as it stands in the registry now; None if it does not any more.
+
+        Raises:
+            ValueError: if there is no key of that name.
+        """
+        check_public(public)
+        with self._changing() as keys:
+            index = next((index for index, entry in enumerate(keys) if entry.name == name), None)
+            if index is None:
+                raise ValueError(f"there is no key named '{name}'; `joynexus admin keys list` shows those there are")
+            entry = keys[index]
+            keys[index] = msgspec.structs.replace(entry, public=public, until_s=0.0)
+            if grace_s <= 0:
+                return None
+            names = {other.name for other in keys}
+            free = next(free for number in itertools.count(1) if (free := f"{name[:56]}_old{number}") not in names)
+            old = msgspec.structs.replace(entry, name=free, until_s=time.time() + grace_s)
+            keys.append(old)
+            return old
+
     def _read(self) -> _RegistryFile:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=_RegistryFile)
@@ -183,7 +222,7 @@ class KeyRegistry:
         # The lock is a file of its own: the registry itself is another file after each change.
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            keys = list(self._read().keys)
+            keys = self.list()  # those whose time is over go with the next change
             yield keys
             content = msgspec.json.encode(_RegistryFile(keys=tuple(keys)))
             write_private(self._path, msgspec.json.format(content, indent=2) + b"\n")

@@ -1,6 +1,6 @@
 """What an operator allows each tenant: its share, its place in line, its limits.
 
-In: a JSON file in the folder of keys, written by `joynexus admin limits`. Out: `TenantLimits` by tenant. Never: a
+In: a JSON file in the folder of keys, written by `joynexus admin tenants`. Out: `TenantLimits` by tenant. Never: a
 change that needs a restart: the master looks at the file now and then. A tenant that is not in the file has the
 defaults.
 """
@@ -115,7 +115,7 @@ class TenantLimitsFile:
         """
         with self._changing() as every:
             if every.pop(tenant, None) is None:
-                raise ValueError(f"tenant '{tenant}' has no limits of its own; `joynexus admin limits show` lists them")
+                raise ValueError(f"tenant '{tenant}' has no limits of its own; `joynexus admin tenants list` shows all")
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, TenantLimits]]:

@@ -1,17 +1,18 @@
-"""`joynexus admin keys add | revoke | list`: who may connect. For whoever holds the folder of keys.
+"""`joynexus admin keys add | rotate | revoke | list`: who may connect. For whoever holds the folder of keys.
 
-`joynexus admin limits` is in `_limits.py`, `joynexus admin journal` in `_journal.py`; `joynexus admin move` asks the
+`joynexus admin tenants` is in `_tenants.py`, `joynexus admin journal` in `_journal.py`; `joynexus admin move` asks the
 cluster, with an operator's key.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from joynexus.cli import _journal, _limits
+from joynexus.cli import _journal, _tenants
 from joynexus.cli._common import FOLDER, Config, Folder, Json, KeysDir, client, keys_folder, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="For operators.", no_args_is_help=True)
 keys = typer.Typer(help="Let in and shut out.", no_args_is_help=True)
 commands.add_typer(keys, name="keys")
-commands.add_typer(_limits.commands, name="limits")
+commands.add_typer(_tenants.commands, name="tenants")
 commands.add_typer(_journal.commands, name="journal")
 
 
@@ -84,6 +85,23 @@ def add(
 
 
 @keys.command()
+def rotate(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    grace_hours: Annotated[
+        float, typer.Option(help="Hours for which the key of now is let in too. 0: shut out at once.", min=0.0)
+    ] = 24.0,
+    state_dir: Folder = FOLDER,
+    keys_dir: KeysDir = None,
+) -> None:
+    """Make a key anew, under the same name and with the same rights; the old one goes on for a while.
+
+    A role takes its new key when it is started anew: `joynexus restart ROLE`.
+    """
+    path = _keyring(state_dir, keys_dir).rotate(name, grace_s=grace_hours * _tenants.HOUR_S)
+    typer.echo(f"key '{name}' is new, in {path.parent}; the one before is {_tenants.let_in(grace_hours)}")
+
+
+@keys.command()
 def revoke(
     name: Annotated[str, typer.Argument(help="Name of the key.")],
     state_dir: Folder = FOLDER,
@@ -104,10 +122,14 @@ def list_(state_dir: Folder = FOLDER, keys_dir: KeysDir = None, json: Json = Fal
         return
     rows = [
         (e.name, e.tenant or "-", e.scope if e.tenant else "-", ", ".join(e.roles) or "-",
-         "operator" if e.operator else "", e.public)
+         "operator" if e.operator else "", _until(e.until_s), e.public)
         for e in entries
     ]  # fmt: skip
-    print_table(("key", "tenant", "scope", "roles", "", "public key"), rows)
+    print_table(("key", "tenant", "scope", "roles", "", "until", "public key"), rows)
+
+
+def _until(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M} UTC" if time_s else ""
 
 
 def _keyring(state_dir: Path, keys_dir: Path | None) -> Keyring:

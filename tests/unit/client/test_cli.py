@@ -75,7 +75,7 @@ def test_help_loads_neither_sockets_nor_numpy() -> None:
         (["sft", "--policy", "p", "--dataset", "d", "--adapter-config", "a=1", "--adapter-config", "a=2"], 1, "twice"),
         (["jobs", "resume"], 2, "Missing argument"),
         (["admin", "keys", "list"], 1, "is no folder of keys: start the cluster once"),
-        (["admin", "limits", "show"], 1, "is no folder of keys: start the cluster once"),
+        (["admin", "tenants", "list"], 1, "is no folder of keys: start the cluster once"),
     ],
 )
 def test_user_errors_are_one_sentence(joynexus: Command, arguments: list[str], code: int, sentence: str) -> None:
@@ -164,40 +164,108 @@ def test_contradictory_keys_are_refused(joynexus: Command, tmp_path: Path, argum
     assert sentence in err
 
 
+def test_tenant_is_let_in_with_limits_and_told_what_to_hand_out(joynexus: Command, tmp_path: Path) -> None:
+    keys = keyring(tmp_path)
+    code, out, _ = joynexus("admin", "tenants", "add", "lab", "--weight", "2", "--max-waiting-acts", "9")
+    assert code == 0
+    assert "tenant 'lab' is let in, with weight 2.0, max_waiting_acts 9" in out
+    assert f"the folder {Path('.joynexus/keys/lab')}" in out
+    assert "tcp://127.0.0.1:5710" in out
+    pair = ClusterFile.load(keys.cluster_file("lab")).keys()
+    assert keys.registry.lookup(pair.public) == KeyEntry(name="lab", public=pair.public, domain="tenant", tenant="lab")
+    assert TenantLimitsFile(keys.folder / "limits.json").load() == {"lab": TenantLimits(weight=2.0, max_waiting_acts=9)}
+    assert pair.secret not in out
+
+
 def test_limits_are_set_shown_and_cleared_and_what_is_not_given_stays(joynexus: Command, tmp_path: Path) -> None:
     keyring(tmp_path).issue("lab", tenant="lab")
     limits = TenantLimitsFile(tmp_path / ".joynexus/keys/limits.json")
-    assert joynexus("admin", "limits", "show")[1].strip() == "all tenants have the service's defaults"
-    assert joynexus("admin", "limits", "set", "lab", "--weight", "2", "--max-waiting-acts", "9")[0] == 0
-    _, out, _ = joynexus("admin", "limits", "set", "lab", "--priority", "-1")
-    assert out.strip() == "tenant 'lab': priority -1"
-    assert limits.load() == {"lab": TenantLimits(weight=2.0, priority=-1, max_waiting_acts=9)}
-    _, out, _ = joynexus("admin", "limits", "show")
-    assert ["lab", "2", "-1", "-", "9", "-", "-", "-", "-", "-"] in [line.split() for line in out.splitlines()]
-    assert msgspec.json.decode(joynexus("admin", "limits", "show", "--json")[1])["lab"]["weight"] == 2.0
-    assert joynexus("admin", "limits", "clear", "lab")[0] == 0
+    assert joynexus("admin", "tenants", "limits", "lab")[1].strip() == "tenant 'lab' has the service's defaults"
+    joynexus("admin", "tenants", "limits", "lab", "--weight", "2", "--quota-bytes", "1048576")
+    _, out, _ = joynexus("admin", "tenants", "limits", "lab", "--priority", "-1")
+    assert out.strip() == "tenant 'lab': weight 2.0, priority -1, quota_bytes 1.0 MiB"
+    assert limits.load() == {"lab": TenantLimits(weight=2.0, priority=-1, quota_bytes=1048576)}
+    assert joynexus("admin", "tenants", "limits", "lab", "--default")[0] == 0
     assert limits.load() == {}
+
+
+def test_tenants_are_listed_with_their_keys_and_limits(joynexus: Command, tmp_path: Path) -> None:
+    keys = keyring(tmp_path)
+    keys.issue("lab", tenant="lab")
+    keys.issue("robot", tenant="lab", scope="act")
+    keys.issue("boss", tenant="boss", operator=True)
+    joynexus("admin", "tenants", "limits", "lab", "--weight", "2")
+    rows = [line.split() for line in joynexus("admin", "tenants", "list")[1].splitlines()]
+    assert ["lab", "lab,", "robot", "2.0"] in rows
+    assert ["boss", "boss", "operator"] in rows
+    boss, lab = msgspec.json.decode(joynexus("admin", "tenants", "list", "--json")[1])
+    assert (boss["tenant"], lab["keys"], lab["limits"]) == ("boss", ["lab", "robot"], {"weight": 2.0})
+
+
+def test_revoked_tenant_is_shut_out_with_all_its_keys(joynexus: Command, tmp_path: Path) -> None:
+    keys = keyring(tmp_path)
+    for name, tenant in {"lab": "lab", "robot": "lab", "other": "other"}.items():
+        keys.issue(name, tenant=tenant)
+    code, out, _ = joynexus("admin", "tenants", "revoke", "lab")
+    assert code == 0
+    assert "keys lab, robot revoked" in out
+    assert "go on" in out
+    assert {entry.tenant for entry in keys.registry.list()} == {"", "other"}
+    code, _, err = joynexus("admin", "tenants", "revoke", "lab")
+    assert code == 1
+    assert "no key stands for a tenant 'lab'" in err
+    assert joynexus("admin", "tenants", "add", "lab")[0] == 0  # and may come again
+
+
+def test_rotated_keys_are_new_and_the_old_ones_go_on_for_a_while(joynexus: Command, tmp_path: Path) -> None:
+    keys = keyring(tmp_path)
+    keys.issue("lab", tenant="lab")
+    keys.issue("robot", tenant="lab", scope="act")
+    before = {name: ClusterFile.load(keys.cluster_file(name)).keys().public for name in ("lab", "robot")}
+    code, out, _ = joynexus("admin", "tenants", "rotate", "lab", "--grace-hours", "2")
+    assert code == 0
+    assert "keys lab, robot of before: let in for 2 more hours" in out
+    for name, public in before.items():
+        now = ClusterFile.load(keys.cluster_file(name)).keys().public
+        new, old = keys.registry.lookup(now), keys.registry.lookup(public)
+        assert new is not None
+        assert old is not None
+        assert now != public
+        assert (new.name, new.until_s) == (name, 0.0)
+        assert (old.tenant, old.scope) == (new.tenant, new.scope)
+    assert "UTC" in joynexus("admin", "keys", "list")[1]
+    joynexus("admin", "tenants", "rotate", "lab", "--grace-hours", "0")
+    names = [entry.name for entry in keys.registry.list() if entry.tenant]
+    assert sorted(names) == ["lab", "lab_old1", "robot", "robot_old1"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["set", "lab"], "nothing to set: give at least one limit"),
-        (["set", "lba", "--weight", "2"], "no key stands for a tenant 'lba'; there are lab"),
-        (["set", "lab", "--weight", "0"], "weight must lie between 1e-06 and 1e+06, not 0"),
-        (["set", "lab", "--priority", "11"], "priority must lie between -10 and 10, not 11"),
-        (["set", "lab", "--quota-bytes", "-1"], "quota_bytes cannot be negative: -1"),
-        (["clear", "lab"], "tenant 'lab' has no limits of its own"),
+        (["limits", "lba", "--weight", "2"], "no key stands for a tenant 'lba'; there are lab"),
+        (["limits", "lab", "--weight", "0"], "weight must lie between 1e-06 and 1e+06, not 0"),
+        (["limits", "lab", "--priority", "11"], "priority must lie between -10 and 10, not 11"),
+        (["limits", "lab", "--quota-bytes", "-1"], "quota_bytes cannot be negative: -1"),
+        (["limits", "lab", "--default"], "tenant 'lab' has no limits of its own"),
+        (["limits", "lab", "--default", "--weight", "2"], "either --default or limits"),
+        (["add", "lab"], "is let in already, with key lab: `joynexus admin keys add NAME --tenant lab`"),
+        (["add", "new", "--weight", "0"], "weight must lie between"),
+        (["add", "No"], "'No' cannot name a"),
+        (["rotate", "lba"], "no key stands for a tenant 'lba'"),
+        (["revoke", "lba"], "no key stands for a tenant 'lba'"),
     ],
 )
-def test_impossible_limits_are_refused_and_nothing_changes(
+def test_impossible_changes_of_tenants_are_refused_and_nothing_changes(
     joynexus: Command, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    keyring(tmp_path).issue("lab", tenant="lab")
-    code, _, err = joynexus("admin", "limits", *arguments)
+    keys = keyring(tmp_path)
+    keys.issue("lab", tenant="lab")
+    before = keys.registry.list()
+    code, _, err = joynexus("admin", "tenants", *arguments)
     assert code == 1
     assert sentence in err
-    assert TenantLimitsFile(tmp_path / ".joynexus/keys/limits.json").load() == {}
+    assert TenantLimitsFile(keys.folder / "limits.json").load() == {}
+    assert keys.registry.list() == before
 
 
 def test_down_without_a_cluster_says_that_nothing_runs(joynexus: Command) -> None:

@@ -4,6 +4,7 @@ import errno
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from joynexus.keyring import Addresses, Keyring
@@ -52,6 +53,40 @@ def test_revoked_key_is_unknown_at_the_next_lookup(registry: KeyRegistry, tmp_pa
     assert reader.lookup(kept.public) == kept
     assert registry.revoke("laptop") == kept
     assert reader.lookup(kept.public) is None
+
+
+def test_key_that_was_replaced_ends_with_its_grace(registry: KeyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.add(entry("laptop", scope="act"))
+    (old,) = registry.list()
+    now = 1e9
+    monkeypatch.setattr("joynexus.keys.time.time", lambda: now)
+    public = KeyPair.generate().public
+    registry.replace("laptop", public, grace_s=60.0)
+    assert registry.lookup(public) == msgspec.structs.replace(old, public=public)
+    assert registry.lookup(old.public) == msgspec.structs.replace(old, name="laptop_old1", until_s=now + 60)
+    now += 60
+    assert registry.lookup(old.public) is None
+    assert [found.public for found in registry.list()] == [public]
+    registry.replace("laptop", KeyPair.generate().public, grace_s=0.0)
+    assert registry.lookup(public) is None
+
+
+def test_rotated_key_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring = Keyring(tmp_path)
+    keyring.prepare(Addresses())
+    before = ClusterFile.load(keyring.issue("laptop", tenant="acme")).keys()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyPair, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            keyring.rotate("laptop", grace_s=0.0)
+    assert keyring.registry.lookup(before.public) is not None
+    assert ClusterFile.load(keyring.rotate("laptop", grace_s=60.0)).keys() != before
+    with pytest.raises(ValueError, match="no key named 'laptop_old1' was made in"):
+        keyring.rotate("laptop_old1", grace_s=60.0)
 
 
 def test_added_key_is_known_at_the_next_lookup(registry: KeyRegistry, tmp_path: Path) -> None:
@@ -110,7 +145,7 @@ def test_keyring_keeps_what_is_there(tmp_path: Path) -> None:
     keyring.prepare(Addresses(front_control="tcp://elsewhere:1"))
     assert keyring.server_keys("front") == front
     assert keyring.registry.list() == keys
-    assert {key.name for key in keys} == {"trainer", "inference", "env", "health"}
+    assert {key.name for key in keys} == {"trainer", "inference", "env", "health", "dashboard"}
 
 
 def test_issued_cluster_file_leads_to_the_key_and_follows_the_addresses(tmp_path: Path) -> None:
