@@ -7,16 +7,18 @@ files), or a name that is silently ignored (`refuse_unknown`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common import failpoints
 
 PREFIX = "JOYNEXUS_"
+_DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 
 _ELSEWHERE = frozenset({"JOYNEXUS_CONFIG", "JOYNEXUS_SHARED_DATA", "JOYNEXUS_GYMNASIUM_MODULES", failpoints.VARIABLE})
 """Variables with our prefix that are no role's setting: the tenant's cluster file, the tests' data, what
@@ -31,14 +33,18 @@ class RoleSettings(BaseSettings):
         blobs_dir: folder of blobs that all roles of this host share; empty: blobs travel over bulk sockets.
         log_level: `debug`, `info`, `warning` or `error`.
         json_logs: a JSON object a line (for machines) instead of readable lines.
+        metrics: `host:port` of `/healthz`, `/readyz` and `/metrics`; empty: no such port. Whoever reaches it can read
+            tenants' names there: keep it on loopback, or on a network of the cluster's own.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    role: ClassVar[str]
 
     state_dir: Path = Path(".joynexus/state")
     blobs_dir: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     json_logs: bool = False
+    metrics: str = Field(default="", pattern=r"^(.+:\d+)?$")
 
 
 class MasterSettings(RoleSettings):
@@ -66,6 +72,8 @@ class MasterSettings(RoleSettings):
         max_kills: a piece of work is set aside once so many workers died over it alone. Whoever kills workers at
             random, as a soak test does, raises it: a death from outside looks like one of the work's doing.
     """
+
+    role: ClassVar[str] = "master"
 
     keys_dir: Path = Path(".joynexus/keys")
     front_control: str = "tcp://127.0.0.1:5710"
@@ -96,6 +104,8 @@ class WorkerSettings(RoleSettings):
         cache_budget_bytes: fetched blobs kept there; the oldest go first.
         threads: threads of the work loop's mathematics.
     """
+
+    role: ClassVar[str] = "worker"
 
     cluster_file: Path
     cache_dir: Path = Path(".joynexus/cache")
@@ -129,11 +139,30 @@ class TrainerSettings(ModelSettings):
     Attributes:
         max_slots: policies in memory at once.
         slot_bytes: memory that they may take: parameters, gradients and moments; 0: a third of the device's.
+        devices: several that share the backbone's rows, `cuda:0,cuda:1`, instead of `device`; the first one trains too.
     """
+
+    role: ClassVar[str] = "trainer"
 
     cluster_file: Path = Path(".joynexus/keys/trainer/client.toml")
     max_slots: int = Field(16, ge=1)
     slot_bytes: int = Field(0, ge=0)
+    devices: str = ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return where the backbone's rows are forwarded; policies are trained at the first."""
+        return tuple(self.devices.split(",")) if self.devices else (self.device,)
+
+    @field_validator("devices")
+    @classmethod
+    def _of_one_kind(cls, devices: str) -> str:
+        places = devices.split(",") if devices else []
+        kinds = {place.partition(":")[0] for place in places}
+        gpus = [place for place in places if place.startswith("cuda")]
+        if not all(_DEVICE.fullmatch(place) for place in places) or len(kinds) > 1 or len(set(gpus)) < len(gpus):
+            raise ValueError("give different GPUs as 'cuda:0,cuda:1', or 'cpu,cpu' to try it out")
+        return devices
 
 
 class InferenceSettings(ModelSettings):
@@ -144,6 +173,8 @@ class InferenceSettings(ModelSettings):
         keep_features: keep features of robots' and simulators' pictures on disk too, not only those of data sets (a
             robot hardly sees the same picture twice).
     """
+
+    role: ClassVar[str] = "inference"
 
     cluster_file: Path = Path(".joynexus/keys/inference/client.toml")
     max_slots: int = Field(32, ge=1)
@@ -159,6 +190,8 @@ class EnvSettings(WorkerSettings):
         make_s, step_s: deadlines of making an environment and of one call to it.
         reader_bytes: memory that the process may take which reads a data set.
     """
+
+    role: ClassVar[str] = "env"
 
     cluster_file: Path = Path(".joynexus/keys/env/client.toml")
     datasets_dir: Path | None = None
@@ -177,6 +210,8 @@ class HealthSettings(WorkerSettings):
         master_silent_s: so is a master that has not answered for so long.
         listen: `host:port` of the dashboard, `/healthz`, `/readyz` and `/metrics`.
     """
+
+    role: ClassVar[str] = "health"
 
     cluster_file: Path = Path(".joynexus/keys/health/client.toml")
     cluster_dir: Path | None = None
