@@ -16,6 +16,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from types import TracebackType
 
 from common.blob_access import BlobAccess
 from common.exits import EXIT_CONFIG, cannot_start
+from common.http_port import probe_port
+from common.metrics import Figures, Page, say_role
 from common.progress import Progress, Watchdog
 from common.session import Answer, Drop, Event, Misfit, Said, Work, WorkerSession
 from common.settings import WorkerSettings
@@ -59,6 +62,7 @@ class WorkerRuntime:
         progress: report what the work loop does here.
         blobs: read and write blobs.
         detail: more for status; goes with each beat.
+        figures: what the role counts, for `/metrics`.
     """
 
     def __init__(
@@ -71,12 +75,24 @@ class WorkerRuntime:
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.detail: dict[str, str] = {}
+        self.figures = Figures()
         self.progress = progress or Progress()
         try:
             self._cluster = ClusterFile.load(settings.cluster_file)
             self._cluster.keys()  # read where they are used, and looked at here, where a sentence can still be said
         except ValueError as error:
             raise cannot_start("this role", error) from error
+        self._role = settings.role
+        self._started = time.monotonic()
+        page = Page(self._gather, self.figures, time.monotonic)
+        try:
+            self._port = (
+                probe_port(settings.metrics, alive=self.progress.overdue, ready=self.unready, metrics=page.text)
+                if settings.metrics
+                else None
+            )
+        except ValueError as error:  # the address is taken, say: the next start may find it free
+            raise SystemExit(f"this role cannot start: {error}") from error
         self._signals = signals
         self._exit = exit
         self._ids = itertools.count(1)
@@ -105,6 +121,8 @@ class WorkerRuntime:
             signal.signal(signal.SIGINT, self._on_signal)
         self._watchdog.start()
         self._io.start()
+        if self._port is not None:
+            self._port.start()
         return self
 
     def __exit__(
@@ -118,6 +136,8 @@ class WorkerRuntime:
             self._io.flush(CLOSE_S)
         self._io.stop()
         self._watchdog.stop()
+        if self._port is not None:
+            self._port.stop()
 
     def register(self, register: Register) -> None:
         """Offer this worker to the master, now and again whenever the master has forgotten it."""
@@ -132,6 +152,14 @@ class WorkerRuntime:
     def worker(self) -> str:
         """Name that the master gave this worker; empty before it did."""
         return self._session.worker
+
+    def unready(self) -> str:
+        """Return why this worker is given no work; empty if it is."""
+        if self._leaving:
+            return "told to end: it gets no more work"
+        if not self._session.registered:
+            return "not registered with the master: it loads, or the master is away or refuses it"
+        return ""
 
     # Work and results
 
@@ -217,6 +245,13 @@ class WorkerRuntime:
         return Beat(
             progress=progress, phase="draining" if self._leaving else phase, busy_s=busy_s, detail=dict(self.detail)
         )
+
+    def _gather(self, figures: Figures) -> None:
+        """Put what changes by itself (in the port's thread)."""
+        progress, _, busy_s = self.progress.report()
+        say_role(figures, self._role, ready=not self.unready(), uptime_s=time.monotonic() - self._started)
+        figures.put("joynexus_progress_total", self._role, value=progress)
+        figures.put("joynexus_busy_seconds_total", self._role, value=busy_s)
 
     def _happened(self, events: list[Event]) -> None:
         with self._changed:

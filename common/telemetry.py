@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,12 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 Logger = structlog.stdlib.BoundLogger
+
+_NOTED = frozenset({"warning", "error", "critical", "exception"})
+_SENTENCE = "a sentence"
+"""What libraries and numerical code log instead of an event's name; as many as there are ways to say something."""
+
+_noted: Counter[tuple[str, str]] = Counter()
 
 _SECRET = frozenset({"secret", "secret_key", "password", "token"})
 
@@ -29,6 +36,7 @@ def configure(role: str, *, level: str = "info", json_logs: bool = False) -> Non
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _role(role),
         _no_secrets,
+        _count,
     ]
     renderer: list[structlog.typing.Processor] = (
         [
@@ -80,6 +88,18 @@ def log_op(logger: Logger, op: str, *, outcome: str, ms: float, level: int = log
         values: `tenant`, `policy`, `request_id`, `attempt`, whatever applies.
     """
     logger.log(level, "op", op=op, outcome=outcome, ms=round(ms, 3), **values)
+
+
+def noted() -> dict[tuple[str, str], int]:
+    """Return how often this process logged something at warning or above, by level and event."""
+    return dict(_noted)
+
+
+def _count(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    level, what = event.get("level", ""), str(event.get("event", ""))
+    if level in _NOTED:
+        _noted[level, what if what.isidentifier() else _SENTENCE] += 1
+    return event
 
 
 def _role(role: str) -> structlog.typing.Processor:
