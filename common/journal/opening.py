@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import sqlalchemy as sa
 
-NEWEST_SCHEMA = "0002"
+NEWEST_SCHEMA = "0003"
 """The last migration's revision."""
 COMPANIONS = ("-wal", "-shm")
 """What SQLite puts beside the file; the first belongs to its content."""

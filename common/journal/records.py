@@ -69,6 +69,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
         job: job that issued it; empty for a tenant's own op.
         refusals: how often the disk had refused ops of the policy before; one with fewer than an op before it was
             refused together with another.
+        trace: id of the request with which the tenant sent it, for the logs.
     """
 
     tenant: str
@@ -91,6 +92,7 @@ class OpRecord(Base, frozen=True, kw_only=True):
     state_seq: int = 0
     job: str = ""
     refusals: int = 0
+    trace: str = ""
 
 
 class OpDone(Base, frozen=True, kw_only=True):
@@ -280,10 +282,20 @@ class DatasetRecord(Base, frozen=True, kw_only=True):
 
 
 class UsageRecord(Base, frozen=True, kw_only=True):
-    """All that a tenant's policy has used so far (absolute, not a difference). Key: tenant, policy."""
+    """All that a tenant used for a job of a policy in a month (absolute, not a difference). Key: all of these.
+
+    Attributes:
+        tenant: empty for the service's own use; `policy` then says what for.
+        job: empty for a tenant's own ops and requests.
+        month: `2026-11`, in UTC; empty for what was used before months were told apart.
+        stored_byte_s: bytes kept, integrated over time; only where policy and job are empty.
+        until_s: up to this time.
+    """
 
     tenant: str
     policy: str
+    job: str = ""
+    month: str = ""
     trainer_s: float = 0.0
     inference_s: float = 0.0
     samples: int = 0
@@ -291,6 +303,16 @@ class UsageRecord(Base, frozen=True, kw_only=True):
     env_s: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    stored_byte_s: float = 0.0
+    until_s: float = 0.0
+
+
+class LifeRecord(Base, frozen=True, kw_only=True):
+    """How much of a worker's busy time since it started has been charged to somebody. Key: incarnation."""
+
+    incarnation: str
+    charged_s: float = 0.0
+    gone: bool = False
 
 
 class BlobRecord(Base, frozen=True, kw_only=True):
@@ -316,6 +338,7 @@ Record = (
     | CurveRecord
     | DatasetRecord
     | UsageRecord
+    | LifeRecord
     | BlobRecord
 )
 
@@ -329,7 +352,8 @@ KEYS: dict[type[Base], tuple[str, ...]] = {
     PageRecord: ("tenant", "job", "page"),
     CurveRecord: ("tenant", "job", "first"),
     DatasetRecord: ("tenant", "dataset"),
-    UsageRecord: ("tenant", "policy"),
+    UsageRecord: ("tenant", "policy", "job", "month"),
+    LifeRecord: ("incarnation",),
     BlobRecord: ("tenant", "digest"),
     OpRecord: ("tenant", "policy", "seq"),
     OpDone: ("tenant", "policy", "seq"),

@@ -63,6 +63,7 @@ _NAMES: dict[type[r.Base], str] = {
     r.CurveRecord: "curves",
     r.DatasetRecord: "datasets",
     r.UsageRecord: "usage",
+    r.LifeRecord: "lives",
     r.BlobRecord: "blobs",
 }
 

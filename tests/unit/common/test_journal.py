@@ -23,6 +23,7 @@ from common.journal.records import (
     DatasetRecord,
     JobRecord,
     LeaseRecord,
+    LifeRecord,
     OpDone,
     OpRecord,
     OpsCovered,
@@ -58,6 +59,7 @@ ONE_OF_EACH: tuple[Record, ...] = (
     CurveRecord(tenant="a", job="sft-1", first=0, losses=b"\0" * 16, samples=2, backbone_forwards=1),
     DatasetRecord(tenant="", dataset="mounted", content="c"),
     UsageRecord(tenant="a", policy="p", trainer_s=1.5, samples=3),
+    LifeRecord(incarnation="i", charged_s=2.5),
     BlobRecord(tenant="a", digest="d4", nbytes=9),
     OpRecord(tenant="a", policy="p", seq=1, kind="forward_backward", fingerprint="f", payload_nbytes=3),
     OpDone(tenant="a", policy="p", seq=1, result=OpResult(policy="p", seq=1, metrics={"loss": 0.1}), step=1),
@@ -101,6 +103,15 @@ def test_writing_a_record_again_replaces_it(journal: Journal) -> None:
     journal.append([UsageRecord(tenant="a", policy="p", samples=1)])
     journal.append([UsageRecord(tenant="a", policy="p", samples=2), UsageRecord(tenant="a", policy="p", samples=3)])
     assert list(journal.load()) == [UsageRecord(tenant="a", policy="p", samples=3)]
+
+
+def test_use_of_each_job_and_month_is_a_record_of_its_own(journal: Journal) -> None:
+    lines = [
+        UsageRecord(tenant="a", policy="p", job=job, month=month, samples=number)
+        for number, (job, month) in enumerate([("", ""), ("", "2026-11"), ("sft-1", "2026-11"), ("sft-1", "2026-12")])
+    ]
+    journal.append(lines)
+    assert list(journal.load()) == lines
 
 
 def test_a_record_that_is_gone_stays_gone(journal: Journal) -> None:
