@@ -38,6 +38,8 @@ class ErrorCode(StrEnum):
     """A message, blob or quota limit was exceeded."""
     OVERLOADED = "OVERLOADED"
     """Over a limit for now; retry after the hint."""
+    OVER_BUDGET = "OVER_BUDGET"
+    """The tenant has used up its budget of this month; nothing was accepted."""
     UNAVAILABLE = "UNAVAILABLE"
     """The part that would do this is not there now (starting, restarting, disk full); retry after the hint."""
     DEADLINE = "DEADLINE"
@@ -68,6 +70,7 @@ _USER = frozenset(
         ErrorCode.BAD_DATA,
         ErrorCode.NON_FINITE,
         ErrorCode.TOO_LARGE,
+        ErrorCode.OVER_BUDGET,
         ErrorCode.UPGRADE_REQUIRED,
         ErrorCode.POISON,
     }

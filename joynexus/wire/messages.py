@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -32,6 +32,8 @@ _PARTS = frozenset(
         front.ActionError, front.FileEntry, front.Exploration, front.TaskResult,
         front.UpdatePoint, front.StageInfo, front.RoleStatus, front.LaneStatus, front.UsageLine,
         back.OpenSlot, back.RlBegin, back.RlEpoch, back.Collect, back.TrainItem, back.PredictItem, back.Predicted,
+        back.InstanceRow, back.Decision, back.GroupRow, back.DemandRow, back.JobRow, back.PolicyRow, back.UseRow,
+        back.RecentRow,
     }
 )  # fmt: skip
 
@@ -87,10 +89,12 @@ FRONT_REQUESTS: dict[type[Message], Scope] = {
 }
 """What a tenant may send, and the scope its key needs."""
 
+_EVERY = frozenset(get_args(back.Role))
+
 BACK_REQUESTS: dict[type[Message], frozenset[str]] = {
-    back.Register: frozenset({"trainer", "inference", "env", "health"}),
-    back.Beat: frozenset({"trainer", "inference", "env", "health"}),
-    back.Leaving: frozenset({"trainer", "inference", "env", "health"}),
+    back.Register: _EVERY,
+    back.Beat: _EVERY,
+    back.Leaving: _EVERY,
     front.BlobBegin: frozenset({"trainer", "env"}),
     front.BlobChunk: frozenset({"trainer", "env"}),
     front.BlobRead: frozenset({"trainer", "inference", "env"}),

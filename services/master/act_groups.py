@@ -29,6 +29,7 @@ class ActRequest(Request, kw_only=True, eq=False):
     version: int
     digest: str
     scope: str
+    trace: str
     body: bytes
     buffers: tuple[Buffer, ...]
     held: int
@@ -81,6 +82,7 @@ def group_of(task: str, group: Sequence[ActRequest]) -> tuple[PredictGroup, list
                 first_buffer=len(buffers),
                 buffers=len(request.buffers),
                 feature_scope=request.scope,
+                trace=request.trace,
             )
         )
         buffers += request.buffers

@@ -94,7 +94,7 @@ class Acting:
             if newest is None:
                 raise refuse(ErrorCode.NOT_FOUND, f"policy '{policy.name}' has no published version: publish one first")
             version = newest
-        self._enqueue(asked, message, asked.body, version, asked.peer)
+        self._enqueue(asked, message, asked.body, version, asked.peer, trace=asked.header.id)
 
     def on_worker_act(self, said: BackMessage, message: WorkerAct) -> None:
         """A rollout asks for actions; its task says for whom and with which version."""
@@ -107,7 +107,7 @@ class Acting:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise refuse(ErrorCode.INVALID, f"the request to act cannot be read: {error}") from error
         version = self._policies.version(task.tenant, task.policy, task.version)
-        self._enqueue(asked, act, body, version, (asked.peer, task.id), task.scope)
+        self._enqueue(asked, act, body, version, (asked.peer, task.id), task.scope, trace=task.job)
 
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
@@ -213,6 +213,8 @@ class Acting:
         version: VersionRecord,
         session: Hashable,
         scope: str = "",
+        *,
+        trace: str,
     ) -> None:
         if (asked.peer, asked.header.id) in self._open:
             return  # asked again while it is under way
@@ -248,6 +250,7 @@ class Acting:
             version=version.version,
             digest=version.digest,
             scope=scope,
+            trace=trace,
             body=body,
             buffers=asked.buffers,
             held=nbytes,

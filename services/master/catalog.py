@@ -103,7 +103,7 @@ class Catalog:
             self._put(record)
             self._outbox.answer(asked, self._info(record))
             if record.state == "checking":
-                self._prepare(record)
+                self._prepare(record, trace=asked.header.id)
             else:
                 self.settled((tenant, name))
 
@@ -228,7 +228,7 @@ class Catalog:
         side = self._config.mounted_image_side
         return DatasetRecord(tenant=SHARED, dataset=name, content=f"mounted:{name}", image_side=side)
 
-    def _prepare(self, record: DatasetRecord) -> None:
+    def _prepare(self, record: DatasetRecord, *, trace: str = "") -> None:
         key = (record.tenant, record.dataset)
         if self._preparing.get(key) == record.content:
             return
@@ -243,6 +243,7 @@ class Catalog:
                 files=record.files,
                 mounted="" if record.files else record.dataset,
                 image_side=record.image_side,
+                trace=trace,
             )
 
         self._env.submit(

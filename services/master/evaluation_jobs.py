@@ -106,6 +106,7 @@ class EvaluationJob(Job):
                 videos=self._plan.recorded(page),
                 episode_limit=self.spec.episode_limit,
                 execute=self.spec.execute,
+                trace=self.id,
             )
 
         def done(answer: EnvAnswer) -> None:
@@ -130,6 +131,7 @@ class EvaluationJob(Job):
             tenant=self.tenant,
             policy=policy.name,
             version=self.record.version,
+            job=self.id,
             need=simulator_need(self.tenant, env),
             setup=(env, policy.spec.contract.cameras),
             answer=RolloutDone,
@@ -230,6 +232,7 @@ class DatasetEvaluationJob(Job):
                 spec=policy.spec,
                 manifest=found.manifest,
                 episodes=self.spec.episodes,
+                trace=self.id,
             )
 
         def done(answer: EnvAnswer) -> None:
@@ -243,6 +246,7 @@ class DatasetEvaluationJob(Job):
             tenant=self.tenant,
             policy=policy.name,
             version=self.record.version,
+            job=self.id,
             need=DATASETS,
             answer=ActionsEvaluated,
             scope=feature_scope(self.tenant, found.tenant, found.dataset),

@@ -110,6 +110,7 @@ class GroupBuilder:
                 state=record.blob if loads else "",
                 replay=op.done is not None,
                 skip=skip,
+                trace=record.trace or record.job,
             )
         )
         self._body_bytes += _body_bytes(op)

@@ -160,6 +160,7 @@ class Intake:
             seq=message.seq,
             kind="optim_step",
             fingerprint=fingerprint,
+            trace=asked.header.id,
         )
         match message:
             case ForwardBackward():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TypedDict, cast
@@ -15,14 +16,16 @@ from typing import TypedDict, cast
 import msgspec
 
 from common.journal.records import UsageRecord
+from joynexus.wire import ErrorCode
 from joynexus.wire.front import GetUsage, UsageLine, UsageReport
 from services.master.events import BlobServed, FrontMessage
 from services.master.holdings import Holdings
-from services.master.outbox import Outbox
+from services.master.outbox import Outbox, refuse
 from services.master.policy import PolicyKey
 
 NO_POLICY = ""
 """The line of what belongs to no policy."""
+_MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
 
 
 class Use(TypedDict, total=False):
@@ -74,6 +77,8 @@ class Meter:
 
     def on_get(self, asked: FrontMessage, message: GetUsage) -> None:
         """Tell a tenant what it used, and an operator what all tenants used."""
+        if message.since_month and not _MONTH.fullmatch(message.since_month):
+            raise refuse(ErrorCode.INVALID, f"'{message.since_month[:20]}' is no month: write it as 2026-11")
         tenants = sorted({asked.tenant, *self._totals}) if asked.operator else [asked.tenant]
         lines = itertools.chain.from_iterable(map(self._lines, tenants))
         self._outbox.answer(asked, UsageReport(lines=tuple(lines)))

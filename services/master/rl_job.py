@@ -150,6 +150,7 @@ class RlJob(DrivingJob):
                 episode_limit=spec.episode_limit,
                 warmup_episodes=warm_up,
                 seed=spec.first_seed,
+                trace=self.id,
             )
 
         def done(answer: EnvAnswer) -> None:
@@ -164,6 +165,7 @@ class RlJob(DrivingJob):
 
         self._describing = Task(
             tenant=self.tenant,
+            job=self.id,
             need=simulator_need(self.tenant, spec.env),
             answer=SimulatorDescribed,
             make=make,

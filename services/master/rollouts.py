@@ -124,6 +124,7 @@ class Rollouts:
                 episode_limit=spec.episode_limit,
                 execute=spec.execute,
                 collect=Collect(reward=spec.reward, value=isinstance(spec.algorithm, PpoSpec)),
+                trace=job.id,
             )
 
         def done(answer: EnvAnswer) -> None:
@@ -146,6 +147,7 @@ class Rollouts:
             tenant=job.tenant,
             policy=policy.name,
             version=version,
+            job=job.id,
             need=need,
             setup=(spec.env, policy.spec.contract.cameras),
             answer=RolloutDone,

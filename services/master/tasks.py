@@ -66,6 +66,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
         id, since: set by the queue: its name, and when it was submitted.
         tenant, policy: for whom; the policy whose version acts, if any.
         version: that version.
+        job: for which it is done; empty if for none.
         need: what the worker must serve.
         answer: kind of message that answers it.
         make: builds the message from task id and attempt.
@@ -81,6 +82,7 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     tenant: str
     policy: str = ""
     version: int = 0
+    job: str = ""
     need: str
     answer: type[EnvAnswer]
     scope: str = ""

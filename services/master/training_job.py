@@ -130,6 +130,7 @@ class TrainingJob(DrivingJob):
                 batch_size=self.spec.batch_size,
                 first_step=first,
                 steps=steps,
+                trace=self.id,
             )
 
         def done(answer: EnvAnswer) -> None:
@@ -144,6 +145,7 @@ class TrainingJob(DrivingJob):
         task = Task(
             tenant=self.tenant,
             policy=self.spec.policy,
+            job=self.id,
             need=SAMPLER,
             answer=IndicesDrawn,
             make=make,

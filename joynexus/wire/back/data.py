@@ -17,6 +17,7 @@ class PrepareDataset(Wire, frozen=True, kw_only=True):
         files: files of a pushed set, as blobs; empty for a mounted set.
         mounted: name of the folder in the operator's directory; empty for a pushed set.
         image_side: resize pictures to this many pixels a side; 0 keeps them.
+        trace: as in `TrainItem`; empty for a mounted set, which nobody asked for alone.
     """
 
     task: str
@@ -26,6 +27,7 @@ class PrepareDataset(Wire, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...] = ()
     mounted: str = ""
     image_side: int = 0
+    trace: str = ""
 
 
 class DatasetPrepared(Wire, frozen=True, kw_only=True):
@@ -55,6 +57,7 @@ class SampleIndices(Wire, frozen=True, kw_only=True):
         holdout_episodes: episodes at the end that are never drawn.
         seed, batch_size: of the job.
         first_step, steps: which page.
+        trace: as in `TrainItem`.
     """
 
     task: str
@@ -66,6 +69,7 @@ class SampleIndices(Wire, frozen=True, kw_only=True):
     batch_size: int
     first_step: int
     steps: int
+    trace: str = ""
 
 
 class IndicesDrawn(Wire, frozen=True, kw_only=True):
@@ -81,7 +85,7 @@ class IndicesDrawn(Wire, frozen=True, kw_only=True):
 class EvaluateActions(Wire, frozen=True, kw_only=True):
     """Compare a version's actions with recorded ones (lane `data`). Answer: `ActionsEvaluated`.
 
-    The worker asks for actions with `WorkerAct`.
+    The worker asks for actions with `WorkerAct`. `trace` is as in `TrainItem`.
     """
 
     task: str
@@ -92,6 +96,7 @@ class EvaluateActions(Wire, frozen=True, kw_only=True):
     spec: PolicySpec
     manifest: str
     episodes: tuple[int, ...]
+    trace: str = ""
 
 
 class ActionsEvaluated(Wire, frozen=True, kw_only=True):

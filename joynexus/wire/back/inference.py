@@ -18,6 +18,7 @@ class PredictItem(Wire, frozen=True, kw_only=True):
         act: the asker's `Act`, encoded; its array frames count from `first_buffer`.
         feature_scope: set for pictures of a data set: whose features may be shared (as in `TrainItem`), and that they
             are worth keeping. Empty for a robot's or simulator's: they are shared within the tenant, for a while.
+        trace: as in `TrainItem`.
     """
 
     request: str
@@ -29,6 +30,7 @@ class PredictItem(Wire, frozen=True, kw_only=True):
     first_buffer: int
     buffers: int
     feature_scope: str = ""
+    trace: str = ""
 
 
 class PredictGroup(Wire, frozen=True, kw_only=True):
@@ -40,7 +42,12 @@ class PredictGroup(Wire, frozen=True, kw_only=True):
 
 
 class Predicted(Wire, frozen=True, kw_only=True):
-    """Answer to one item: actions [R, chunk, A] float32 (and `exploration` if that was asked for), or an error."""
+    """Answer to one item: actions [R, chunk, A] float32 (and `exploration` if that was asked for), or an error.
+
+    Attributes:
+        busy_s: the item's share of busy time (a shared forward divided by tokens).
+        overhead_s: the part of it that is this item's share of what the group took between its parts.
+    """
 
     request: Short
     version: int = 0
@@ -49,6 +56,7 @@ class Predicted(Wire, frozen=True, kw_only=True):
     error: Failure | None = None
     rows: int = 0
     busy_s: float = 0.0
+    overhead_s: float = 0.0
     backbone_forwards: int = 0
 
 
@@ -71,17 +79,19 @@ class WeightsOffer(Wire, frozen=True, kw_only=True):
 
 
 class WeightsApplied(Wire, frozen=True, kw_only=True):
-    """The version is in memory and may act."""
+    """The version is in memory and may act. `busy_s` is what loading it took."""
 
     tenant: Short
     policy: Short
     version: int
+    busy_s: float = 0.0
 
 
 class WeightsRefused(Wire, frozen=True, kw_only=True):
-    """The version is unusable; the old one keeps serving."""
+    """The version is unusable; the old one keeps serving. `busy_s` is what trying took."""
 
     tenant: Short
     policy: Short
     version: int
     error: Failure
+    busy_s: float = 0.0

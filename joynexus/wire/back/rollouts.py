@@ -19,6 +19,7 @@ class DescribeSimulator(Wire, frozen=True, kw_only=True):
         episode_limit: 0 takes the simulator's own.
         warmup_episodes: episodes to run with random actions, for statistics; 0 for none.
         seed: of the random actions, and of the first episode.
+        trace: as in `TrainItem`.
     """
 
     task: str
@@ -29,6 +30,7 @@ class DescribeSimulator(Wire, frozen=True, kw_only=True):
     episode_limit: int = 0
     warmup_episodes: int = 0
     seed: int = 0
+    trace: str = ""
 
 
 class SimulatorDescribed(Wire, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class Rollout(Wire, frozen=True, kw_only=True):
         seeds: one an episode; they may repeat where `draws` differ.
         draws: one an episode: seeds of what the policy draws in it; empty takes the episodes' seeds.
         collect: set for episodes that are to be trained on.
+        trace: as in `TrainItem`.
     """
 
     task: str
@@ -86,6 +89,7 @@ class Rollout(Wire, frozen=True, kw_only=True):
     execute: int = 0
     draws: tuple[int, ...] = ()
     collect: Collect | None = None
+    trace: str = ""
 
 
 class RolloutDone(Wire, frozen=True, kw_only=True):

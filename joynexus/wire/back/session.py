@@ -7,7 +7,7 @@ from typing import Literal
 from joynexus.bounds import Few, Many, Short, Table, Text
 from joynexus.wire.base import Wire
 
-Role = Literal["trainer", "inference", "env", "health"]
+Role = Literal["trainer", "inference", "env", "health", "dashboard"]
 
 
 class Register(Wire, frozen=True, kw_only=True):
@@ -17,6 +17,8 @@ class Register(Wire, frozen=True, kw_only=True):
 
     Attributes:
         incarnation: random id of this process's life; a restarted process has another.
+        instance: what stays the same when this process is started anew: the one before is taken for dead at once. Empty
+            if nobody knows: then the longest silent worker of the key makes room, once it has been silent for a while.
         credit: pieces of work it takes at once, by lane: trainer `{"train": n}`, inference `{"predict": n}`,
             env `{"simulator": n, "data": n}`.
         backbone, batch_key: digest and hard batch key of its backbone (trainer, inference).
@@ -41,6 +43,7 @@ class Register(Wire, frozen=True, kw_only=True):
     max_slots: int = 0
     slot_bytes: int = 0
     detail: Table[Text] = {}
+    instance: Short = ""
     protocol_min: int = 1
     protocol_max: int = 1
 
@@ -76,10 +79,20 @@ class Beat(Wire, frozen=True, kw_only=True):
 
 
 class BeatAck(Wire, frozen=True, kw_only=True):
-    """Heard. `cancelled` names tasks that nobody wants any more."""
+    """Heard.
+
+    Attributes:
+        cancelled: tasks that nobody wants any more.
+        leave: finish what you have, then say `Leaving` and end.
+    """
 
     cancelled: tuple[str, ...] = ()
+    leave: bool = False
 
 
 class Leaving(Wire, frozen=True, kw_only=True):
     """I finish what I have and go; give me nothing new. Answer: `BeatAck`."""
+
+
+class Gone(Wire, frozen=True, kw_only=True):
+    """I have finished and end now: forget me; the last message of a worker that was told to end. Answer: `BeatAck`."""

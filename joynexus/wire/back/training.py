@@ -91,6 +91,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
         state: for `load_state`, the blob digest of the state.
         replay: it was applied before by an earlier incarnation; the result is only compared.
         skip: the master answered it without a trainer (it was set aside as poison): count it, do nothing.
+        trace: request or job that it comes from; stands in every role's log.
     """
 
     tenant: str
@@ -108,6 +109,7 @@ class TrainItem(Wire, frozen=True, kw_only=True):
     state: str = ""
     replay: bool = False
     skip: bool = False
+    trace: str = ""
 
 
 class TrainGroup(Wire, frozen=True, kw_only=True):
@@ -134,6 +136,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
         step: optimizer steps of the policy so far.
         busy_s: the item's share of busy time (a shared forward divided by tokens).
         page_s: the part of it that opening the policy's slot took; in the first item behind that.
+        overhead_s: the part of it that is this item's share of what the group took between its parts.
         samples, backbone_forwards: counts for metering.
         slot_bytes: memory that the policy takes in the trainer: parameters, gradients and moments.
         last: the group is done.
@@ -151,6 +154,7 @@ class TrainDone(Wire, frozen=True, kw_only=True):
     step: int = 0
     busy_s: float = 0.0
     page_s: float = 0.0
+    overhead_s: float = 0.0
     samples: int = 0
     backbone_forwards: int = 0
     slot_bytes: int = 0
@@ -158,11 +162,12 @@ class TrainDone(Wire, frozen=True, kw_only=True):
 
 
 class SlotFailed(Wire, frozen=True, kw_only=True):
-    """A slot could not be opened; its items are not done."""
+    """A slot could not be opened; its items are not done. `busy_s` is what trying took."""
 
     task: Short
     attempt: int
     tenant: Short
     policy: Short
     error: Failure
+    busy_s: float = 0.0
     last: bool = False

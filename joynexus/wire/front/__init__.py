@@ -7,7 +7,9 @@ request's id, either the answer named here or a `Failure`; an op is answered twi
 """
 
 from joynexus.wire.front.acting import Act, Actions, Exploration
+from joynexus.wire.front.admin import BackupBegin, BackupEnd, BackupTicket, DrainWorker
 from joynexus.wire.front.blobs import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
+from joynexus.wire.front.dashboard import DashboardCode, OpenDashboard
 from joynexus.wire.front.datasets import (
     DatasetInfo,
     DatasetList,
@@ -17,6 +19,7 @@ from joynexus.wire.front.datasets import (
     ListDatasets,
     PushDataset,
 )
+from joynexus.wire.front.deletion import DeleteDataset, DeletePolicy, DeleteVersion
 from joynexus.wire.front.evaluation import ActionError, EpisodeResult, EvaluationResult, TaskResult
 from joynexus.wire.front.jobs import (
     CancelJob,
@@ -64,6 +67,9 @@ __all__ = [
     "Act",
     "ActionError",
     "Actions",
+    "BackupBegin",
+    "BackupEnd",
+    "BackupTicket",
     "BlobBegin",
     "BlobChunk",
     "BlobData",
@@ -72,11 +78,16 @@ __all__ = [
     "CancelJob",
     "ClusterStatus",
     "CreatePolicy",
+    "DashboardCode",
     "DatasetInfo",
     "DatasetList",
     "DatasetSamples",
     "DatasetState",
+    "DeleteDataset",
+    "DeletePolicy",
+    "DeleteVersion",
     "Done",
+    "DrainWorker",
     "EpisodeResult",
     "EvaluationResult",
     "Exploration",
@@ -100,6 +111,7 @@ __all__ = [
     "LoadWeights",
     "MovePolicy",
     "OpResult",
+    "OpenDashboard",
     "OptimStep",
     "Ping",
     "PolicyInfo",

@@ -47,7 +47,8 @@ class ListJobs(Wire, frozen=True, kw_only=True):
     """All jobs of the tenant, newest first. Answer: `JobList`."""
 
 
-JobState = Literal["waiting", "running", "publishing", "parked", "succeeded", "failed", "cancelled"]
+JobState = Literal["waiting", "running", "publishing", "parked", "paused", "succeeded", "failed", "cancelled"]
+"""`parked` waits for `ResumeJob`; `paused` goes on by itself, once its tenant is within its budget again."""
 
 
 class UpdatePoint(Wire, frozen=True, kw_only=True):

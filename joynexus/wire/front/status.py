@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from joynexus.bounds import Short
 from joynexus.wire.base import Wire
 
 
@@ -17,6 +18,8 @@ class RoleStatus(Wire, frozen=True, kw_only=True):
         progress: counter of the work loop.
         busy_s, uptime_s: CPU time of the work loop (CUDA events on a GPU), and time since it registered.
         restarts: how often this role was restarted since the cluster came up.
+        instance: what stays the same when its process is started anew, as it registered; empty if nobody knows.
+        reason: why it was last restarted, as health told; empty if health says nothing of it.
         detail: backbone, device and numerics verdict, or simulators; to operators also what its work adds.
     """
 
@@ -28,6 +31,8 @@ class RoleStatus(Wire, frozen=True, kw_only=True):
     uptime_s: float
     restarts: int = 0
     pid: int = 0
+    instance: str = ""
+    reason: str = ""
     detail: dict[str, str] = {}
 
 
@@ -74,19 +79,32 @@ class ClusterStatus(Wire, frozen=True, kw_only=True):
 
 
 class GetUsage(Wire, frozen=True, kw_only=True):
-    """What did I use (an operator: what did all tenants use)? Answer: `UsageReport`."""
+    """What did I use (an operator: what did all tenants use)? Answer: `UsageReport`.
+
+    Attributes:
+        since_month: only lines of this month and later ones, e.g. `2026-11`; empty for all.
+        after: only lines behind the one with this tenant, policy, job and month: the next page.
+    """
+
+    since_month: Short = ""
+    after: tuple[Short, Short, Short, Short] | None = None
 
 
 class UsageLine(Wire, frozen=True, kw_only=True):
-    """Metered use of one tenant's policy or job.
+    """Metered use of one policy by one job in one month, and what belongs to none of these.
+
+    The tenant `""` is the service itself: there `policy` says what for: `loading`, `replay`, `lost` or `failed`.
 
     Attributes:
+        job: job whose work it was; empty for a tenant's own ops and requests.
+        month: by the calendar of UTC, e.g. `2026-11`; empty for what was metered before months were.
         trainer_s, inference_s: the metered share of busy device time.
         samples: samples trained on or acted on.
         backbone_forwards: samples that went through the backbone.
         env_s: busy seconds of simulators and data preparation.
         bytes_in, bytes_out: payload moved for the tenant.
-        bytes_stored: blobs kept.
+        bytes_stored: blobs kept now; in the newest line of a tenant that has neither policy nor job.
+        stored_byte_s: blobs kept, in bytes times seconds.
     """
 
     tenant: str
@@ -99,9 +117,16 @@ class UsageLine(Wire, frozen=True, kw_only=True):
     bytes_in: int = 0
     bytes_out: int = 0
     bytes_stored: int = 0
+    job: str = ""
+    month: str = ""
+    stored_byte_s: float = 0.0
 
 
 class UsageReport(Wire, frozen=True, kw_only=True):
-    """Use by tenant and policy; the line with an empty policy holds what belongs to none of the tenant's."""
+    """Use by tenant, policy, job and month, in that order; `more` tells that further lines follow (`GetUsage.after`).
+
+    A line with an empty policy holds what belongs to none of the tenant's.
+    """
 
     lines: tuple[UsageLine, ...]
+    more: bool = False
