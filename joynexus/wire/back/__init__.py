@@ -35,6 +35,7 @@ from joynexus.wire.back.training import (
     TrainKind,
 )
 from joynexus.wire.back.view import (
+    CloseSession,
     ClusterView,
     Decision,
     DemandRow,
@@ -55,6 +56,7 @@ __all__ = [
     "ActionsEvaluated",
     "Beat",
     "BeatAck",
+    "CloseSession",
     "ClusterView",
     "Collect",
     "DatasetPrepared",

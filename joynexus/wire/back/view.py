@@ -33,6 +33,12 @@ class Viewer(Wire, frozen=True, kw_only=True):
     valid_s: float
 
 
+class CloseSession(Wire, frozen=True, kw_only=True):
+    """The viewer has gone: end the session. Answer: `BeatAck`, also for one that has ended already."""
+
+    session: Short
+
+
 class ViewCluster(Wire, frozen=True, kw_only=True):
     """How is everything? Answer: `ClusterView` of what the session may see; `FORBIDDEN` if the session is over.
 

@@ -7,7 +7,7 @@ request's id, either the answer named here or a `Failure`; an op is answered twi
 """
 
 from joynexus.wire.front.acting import Act, Actions, Exploration
-from joynexus.wire.front.admin import BackupBegin, BackupEnd, BackupTicket, DrainWorker
+from joynexus.wire.front.admin import BackupBegin, BackupEnd, BackupTicket, CancelJobs, DrainWorker
 from joynexus.wire.front.blobs import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
 from joynexus.wire.front.dashboard import DashboardCode, OpenDashboard
 from joynexus.wire.front.datasets import (
@@ -76,6 +76,7 @@ __all__ = [
     "BlobOffset",
     "BlobRead",
     "CancelJob",
+    "CancelJobs",
     "ClusterStatus",
     "CreatePolicy",
     "DashboardCode",

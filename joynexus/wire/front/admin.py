@@ -40,3 +40,9 @@ class BackupEnd(Wire, frozen=True, kw_only=True):
     """The copy is made: delete blobs again. Answer: `Done`, also for a ticket that has ended already."""
 
     ticket: Short
+
+
+class CancelJobs(Wire, frozen=True, kw_only=True):
+    """Cancel all jobs of a tenant that have not ended. Answer: `Done`, also if there are none."""
+
+    tenant: Short

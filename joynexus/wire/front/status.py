@@ -125,8 +125,10 @@ class UsageLine(Wire, frozen=True, kw_only=True):
 class UsageReport(Wire, frozen=True, kw_only=True):
     """Use by tenant, policy, job and month, in that order; `more` tells that further lines follow (`GetUsage.after`).
 
-    A line with an empty policy holds what belongs to none of the tenant's.
+    A line with an empty policy holds what belongs to none of the tenant's. `prices` are the operator's, as text: the
+    `currency`, and the price of each field that has one; empty if there are none.
     """
 
     lines: tuple[UsageLine, ...]
     more: bool = False
+    prices: dict[str, str] = {}
