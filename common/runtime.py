@@ -13,6 +13,7 @@ away, a wait in the thread that reads the sockets, or a wedged process that goes
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import threading
@@ -21,20 +22,23 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
+
+import msgspec
 
 from common.blob_access import BlobAccess
 from common.exits import EXIT_CONFIG, cannot_start
 from common.http_port import probe_port
 from common.metrics import Figures, Page, say_role
 from common.progress import Progress, Watchdog
-from common.session import Answer, Drop, Event, Misfit, Said, Work, WorkerSession
+from common.session import Answer, Drop, Event, Leave, Misfit, Said, Work, WorkerSession
 from common.settings import WorkerSettings
-from common.telemetry import get_logger
+from common.telemetry import Logger, get_logger, log_op
 from common.worker_io import WorkerIO
 from joynexus.keys import ClusterFile
 from joynexus.wire import Buffer, JoyNexusError, Message, Packet, encode
-from joynexus.wire.back import Beat, Register
+from joynexus.wire.back import Beat, Gone, Register
 
 log = get_logger(__name__)
 
@@ -46,6 +50,8 @@ _REMEMBERED = 4096
 
 CLOSE_S = 5.0
 """How long an orderly end waits until the master has confirmed the last results."""
+GONE_S = 1.0
+"""And until it has heard that this worker is gone."""
 
 
 class WorkerRuntime:
@@ -74,6 +80,7 @@ class WorkerRuntime:
         signals: bool = True,
     ) -> None:
         self.incarnation = uuid.uuid4().hex
+        self._instance = settings.instance_name
         self.detail: dict[str, str] = {}
         self.figures = Figures()
         self.progress = progress or Progress()
@@ -131,9 +138,12 @@ class WorkerRuntime:
         self.close()
 
     def close(self) -> None:
-        """Wait a little until the master has the last results, then hang up."""
+        """Wait a little until the master has the last results, and that it may forget this worker; then hang up."""
         if self.worker:
             self._io.flush(CLOSE_S)
+            if self._session.left:
+                with suppress(JoyNexusError):  # else it is silent after a while
+                    self.request(Gone(), timeout_s=GONE_S)
         self._io.stop()
         self._watchdog.stop()
         if self._port is not None:
@@ -141,6 +151,7 @@ class WorkerRuntime:
 
     def register(self, register: Register) -> None:
         """Offer this worker to the master, now and again whenever the master has forgotten it."""
+        register = msgspec.structs.replace(register, instance=self._instance)
         self._io.do(lambda now: self._session.register(register))
 
     def wait_registered(self, timeout_s: float) -> bool:
@@ -205,6 +216,35 @@ class WorkerRuntime:
             lambda now: self._session.ask(id, message, buffers, deadline=now + timeout_s, now=now),
         )
         return answer
+
+    def note(self, logger: Logger, kind: str, *, outcome: str, seconds: float, trace: str, **values: object) -> None:
+        """Write the canonical line of a piece of work that was answered, and count it.
+
+        Args:
+            logger: whose line it is.
+            kind: of work, as on the wire.
+            outcome: `ok`, an error code, or `dropped`.
+            seconds: what it took this worker.
+            trace: of the request or job that it is for.
+            values: what else the line says.
+        """
+        log_op(logger, kind, outcome=outcome, ms=1000.0 * seconds, trace=trace, level=logging.INFO, **values)
+        self.figures.add("joynexus_work_total", self._role, kind, outcome)
+        self.figures.observe("joynexus_work_seconds", self._role, kind, value=seconds)
+
+    def count_group(self, policies: Sequence[tuple[str, str]]) -> None:
+        """Count a group, given tenant and policy of each of its items."""
+        self.figures.observe("joynexus_group_policies", self._role, value=len(set(policies)))
+        self.figures.observe("joynexus_group_items", self._role, value=len(policies))
+
+    def count_forwards(self, samples: int) -> None:
+        """Count samples that went through the backbone."""
+        self.figures.add("joynexus_backbone_forwards_total", self._role, by=samples)
+
+    def count_features(self, hits: int, misses: int) -> None:
+        """Say how many features the store had, and had not, since it was opened."""
+        self.figures.put("joynexus_features_total", self._role, "hit", value=hits)
+        self.figures.put("joynexus_features_total", self._role, "miss", value=misses)
 
     # The end
 
@@ -271,6 +311,9 @@ class WorkerRuntime:
                             answer.set_result(packet)
                     case Said(level, what, values):
                         getattr(log, level)(what, **values)
+                    case Leave():
+                        log.info("told_to_leave")
+                        self.leave()
                     case Misfit(why):
                         log.critical("registration_refused", why=why)
                         self._exit(EXIT_CONFIG)  # it speaks no protocol that the master does

@@ -76,18 +76,22 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-def log_op(logger: Logger, op: str, *, outcome: str, ms: float, level: int = logging.INFO, **values: object) -> None:
+def log_op(
+    logger: Logger, op: str, *, outcome: str, ms: float, trace: str, level: int = logging.INFO, **values: object
+) -> None:
     """Write the one canonical line of a finished request or op.
 
     Args:
         logger: whose line it is.
         op: message kind (`forward_backward`).
         outcome: `ok` or an error code.
-        ms: wall-clock milliseconds from its arrival.
+        ms: wall-clock milliseconds from its arrival; at a worker, what it took of its time.
+        trace: id of the tenant's request, or the job, that it is for: the same in every role's log (several, with
+            commas between them, for a group).
         level: of `logging`.
-        values: `tenant`, `policy`, `request_id`, `attempt`, whatever applies.
+        values: `tenant`, `policy`, `attempt`, whatever applies.
     """
-    logger.log(level, "op", op=op, outcome=outcome, ms=round(ms, 3), **values)
+    logger.log(level, "op", op=op, outcome=outcome, ms=round(ms, 3), trace=trace, **values)
 
 
 def noted() -> dict[tuple[str, str], int]:

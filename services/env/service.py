@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from common.runtime import WorkerRuntime
 from common.scratch import open_scratch
 from common.settings import EnvSettings
-from common.telemetry import get_logger, log_op
+from common.telemetry import get_logger
 from joynexus.simulation.asking import Asker
 from joynexus.simulation.pool import Deadlines
 from joynexus.wire import Buffer, ErrorCode, Failure, JoyNexusError, Message, Packet, failure
@@ -120,7 +120,7 @@ def run(settings: EnvSettings) -> None:
                 answer = answer_of(message, do)
             if answer is not None:
                 answer = deliver(message, answer, runtime.send)
-            _note(message, answer, 1000.0 * (time.monotonic() - started))
+            _note(runtime, message, answer, time.monotonic() - started)
 
         def work(packet: Packet) -> None:
             message = packet.message
@@ -190,17 +190,20 @@ def _failed(message: Task, error: Failure) -> Message:
             return DatasetPrepared(task=task, attempt=attempt, error=error)
 
 
-def _note(message: Task, answer: Message | None, ms: float) -> None:
+def _note(runtime: WorkerRuntime, message: Task, answer: Message | None, seconds: float) -> None:
     """One line a task."""
     error = getattr(answer, "error", None)
-    outcome = "dropped" if answer is None else error.code if isinstance(error, Failure) else "ok"
-    log_op(
+    runtime.note(
         log,
         type(message).__name__,
-        outcome=outcome,
-        ms=ms,
+        outcome="dropped" if answer is None else error.code if isinstance(error, Failure) else "ok",
+        seconds=seconds,
+        trace=message.trace,
         task=message.task,
         attempt=message.attempt,
         tenant=message.tenant,
         busy_s=round(getattr(answer, "busy_s", 0.0), 3),
     )
+    if isinstance(answer, RolloutDone):
+        for episode in answer.episodes:
+            runtime.figures.add("joynexus_episodes_total", "success" if episode.success else "failure")

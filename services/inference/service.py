@@ -14,7 +14,7 @@ from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import InferenceSettings
-from common.telemetry import get_logger, log_op
+from common.telemetry import get_logger
 from joynexus.vla.startup import LOADING_S, bring_up
 from joynexus.wire import Packet
 from joynexus.wire.back import Predicted, PredictGroup, WeightsApplied, WeightsOffer, WeightsRefused
@@ -63,29 +63,35 @@ def run(settings: InferenceSettings) -> None:
                     done, buffers = engine.predict(message, packet.buffers)
                 failpoint("inference.before_answer")
                 runtime.send(done, buffers)
-                _note(message, done.items, progress if on_gpu else None)
+                _note(runtime, message, done.items, on_gpu=on_gpu)
+                if equipment.features is not None:
+                    runtime.count_features(equipment.features.stats.hits, equipment.features.stats.misses)
             else:
                 log.warning("unexpected_work", kind=packet.header.kind)
 
         runtime.serve(work)
 
 
-def _note(group: PredictGroup, answers: tuple[Predicted, ...], device_progress: Progress | None) -> None:
+def _note(runtime: WorkerRuntime, group: PredictGroup, answers: tuple[Predicted, ...], *, on_gpu: bool) -> None:
     """One line a group; device time counts as busy where the CPU clock cannot see it."""
     busy_s = sum(answer.busy_s for answer in answers)
-    if device_progress is not None:
-        device_progress.add_busy(busy_s)
+    if on_gpu:
+        runtime.progress.add_busy(busy_s)
     errors = [answer.error for answer in answers if answer.error is not None]
-    log_op(
+    forwards = sum(answer.backbone_forwards for answer in answers)
+    runtime.note(
         log,
         "predict",
         outcome="ok" if not errors else errors[0].code,
-        ms=busy_s * 1000.0,
+        seconds=busy_s,
+        trace=",".join(dict.fromkeys(item.trace for item in group.items if item.trace)),
         task=group.task,
         requests=len(answers),
         rows=sum(answer.rows for answer in answers),
-        forwards=sum(answer.backbone_forwards for answer in answers),
+        forwards=forwards,
     )
+    runtime.count_group([(item.tenant, item.policy) for item in group.items])
+    runtime.count_forwards(forwards)
 
 
 def _note_version(answer: WeightsApplied | WeightsRefused) -> None:

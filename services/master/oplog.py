@@ -1,13 +1,15 @@
-"""One canonical log line for every request of a tenant: what, whose, how it ended, how long it took.
+"""One canonical log line for every request of a tenant: what, whose, how it ended, how long it took; and its count.
 
-In: requests as they come in, answers as they go out. Out: log lines, found again by the request id that errors name.
-Never: a payload; or a line for each of the thousands of requests a second that go well (those are `debug`).
+In: requests as they come in, answers as they go out. Out: log lines, found again by the request id that errors name and
+that goes with its work through every role (`trace`); counts and times by kind. Never: a payload; or, above `debug`, a
+line for each of the thousands of requests a second that go well.
 """
 
 from __future__ import annotations
 
 import logging
 
+from common.metrics import Figures
 from common.telemetry import get_logger, log_op
 from joynexus.wire import Failure, Message
 from joynexus.wire.front import (
@@ -50,9 +52,10 @@ _Open = tuple[str, type[Message], str, str, float]
 
 
 class OpLog:
-    """Remembers open requests until they are answered."""
+    """Remembers open requests until they are answered, and counts those that are."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
         self._open: dict[tuple[Peer, str], _Open] = {}
 
     def came(self, event: FrontMessage, now: float) -> None:
@@ -72,16 +75,25 @@ class OpLog:
             return
         kind, type_, tenant, policy, since = request
         failed = message.error if isinstance(message, OpResult) else message if isinstance(message, Failure) else None
-        if failed is None and type_ not in NOTABLE:
-            return
+        outcome = "ok" if failed is None else str(failed.code)
+        self._figures.add("joynexus_ops_total", kind, outcome)
+        self._figures.observe("joynexus_op_seconds", kind, value=now - since)
+        job = getattr(message, "job", "")  # what the request began: the trace of all its work
         log_op(
             log,
             kind,
-            outcome="ok" if failed is None else str(failed.code),
+            outcome=outcome,
             ms=1000 * (now - since),
-            level=logging.WARNING if failed is not None and failed.category == "server" else logging.INFO,
+            trace=re,
+            level=_level(failed, type_),
             tenant=tenant,
             policy=policy,
-            request_id=re,
+            **({"job": job} if isinstance(job, str) and job else {}),
             why=failed.message if failed is not None else "",
         )
+
+
+def _level(failed: Failure | None, request: type[Message]) -> int:
+    if failed is None:
+        return logging.INFO if request in NOTABLE else logging.DEBUG
+    return logging.WARNING if failed.category == "server" else logging.INFO

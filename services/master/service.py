@@ -24,8 +24,10 @@ import zmq
 from common.blobs import BlobStore
 from common.descriptors import Doorkeeper, bounds, raise_limit
 from common.failpoints import failpoint
+from common.http_port import probe_port
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
+from common.metrics import Figures, Page, say_role
 from common.progress import Progress, Watchdog
 from common.refusals import Refusals, owner_of
 from common.settings import MasterSettings
@@ -47,6 +49,7 @@ from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
+from services.master.metrics import put_disks
 from services.master.oplog import OpLog
 from services.master.reception import Reception
 from services.master.sources import ShellSources
@@ -100,12 +103,22 @@ class MasterService:
         self._inbox: deque[Event] = deque()
         self._questions: deque[Question] = deque()
         self._unwritten: list[tuple[int, Sequence[Record]]] = []
-        self._oplog = OpLog()
+        self._figures = Figures()
+        self._started = time.monotonic()
+        self._disks = {"journal": settings.state_dir, "blobs": blobs}
+        self._serving = False
+        self._oplog = OpLog(self._figures)
         self._stopping = False
         self.counts: Counter[str] = Counter()
         refusals = Refusals("message_refused", self.counts)
         self._reception = Reception(self._registry, settings.max_requests_per_s, refusals)
+        page = Page(self._gather, self._figures, time.monotonic)
         try:
+            self._port = (
+                probe_port(settings.metrics, alive=self._progress.overdue, ready=self.unready, metrics=page.text)
+                if settings.metrics
+                else None
+            )
             sockets = open_doors(self._context, settings)
         except ValueError:
             self._authenticator.stop()
@@ -120,7 +133,7 @@ class MasterService:
             owner_of=lambda key: owner_of(look_up(self._registry, key), key),
             failed=_give_up,
         )
-        self._committer = Committer(self._journal, self._post_all, _give_up)
+        self._committer = Committer(self._journal, self._post_all, _give_up, self._figures)
         self._bulk = BulkService(
             {door: sockets[door] for door in ("back_bulk", "front_bulk")},
             self._registry,
@@ -137,10 +150,14 @@ class MasterService:
     def run(self) -> None:
         """Serve until `stop`; then write what waits, answer it, and return. A loop that hangs ends the process."""
         self._watchdog.start()
+        if self._port is not None:
+            self._port.start()
         with self._progress.phase("serving", deadline_s=self._stall_s):
             self._serve()
         with self._progress.phase("closing", deadline_s=CLOSE_S):
             self._close()
+        if self._port is not None:
+            self._port.stop()
         self._watchdog.stop()
 
     def stop(self) -> None:
@@ -162,6 +179,7 @@ class MasterService:
         poller.register(self._wakeup, zmq.POLLIN)
         for opened in self._sockets.values():
             poller.register(opened, zmq.POLLIN)
+        self._serving = True
         while not self._stopping:
             self._progress.advance()
             self._look_around()
@@ -301,6 +319,20 @@ class MasterService:
         self._journal.close()
 
     # Called from other threads
+
+    def unready(self) -> str:
+        """Return why nothing can be acknowledged; empty if it can."""
+        if self._stopping or not self._serving:
+            return "stopping" if self._stopping else "starting"
+        if not self._committer.writable:
+            return "the journal does not take records (see its log): nothing new is acknowledged"
+        return ""
+
+    def _gather(self, figures: Figures) -> None:
+        say_role(figures, "master", ready=not self.unready(), uptime_s=time.monotonic() - self._started)
+        figures.put("joynexus_progress_total", "master", value=self._progress.report()[0])
+        figures.put("joynexus_journal_writable", value=float(self._committer.writable))
+        put_disks(figures, self._disks)
 
     def _post_all(self, events: Sequence[Event]) -> None:
         self._inbox.extend(events)

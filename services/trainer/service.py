@@ -11,7 +11,7 @@ from common.failpoints import failpoint
 from common.progress import Progress
 from common.runtime import WorkerRuntime
 from common.settings import TrainerSettings
-from common.telemetry import get_logger, log_op
+from common.telemetry import get_logger
 from joynexus.vla.startup import LOADING_S, bring_up, memory_bytes
 from joynexus.wire import Packet
 from joynexus.wire.back import SlotFailed, TrainGroup
@@ -67,31 +67,36 @@ def run(settings: TrainerSettings) -> None:
                     failpoint("trainer.before_answer")
                     runtime.send(answer)
                     progress.advance()
-                    _note(answer, progress if on_gpu else None)
+                    _note(runtime, group, answer, on_gpu=on_gpu)
                     if runtime.cancelled(group.task):
                         break  # another trainer has it; what was done stays consistent op by op
+                runtime.count_group([(item.tenant, item.policy) for item in group.items])
                 if equipment.features is not None:
                     stats = equipment.features.stats
+                    runtime.count_features(stats.hits, stats.misses)
                     runtime.detail.update(features_hits=str(stats.hits), features_misses=str(stats.misses))
 
         runtime.serve(work)
 
 
-def _note(answer: Answer, device_progress: Progress | None) -> None:
+def _note(runtime: WorkerRuntime, group: TrainGroup, answer: Answer, *, on_gpu: bool) -> None:
     """One line an answer; device time counts as busy where the CPU clock cannot see it."""
     if isinstance(answer, SlotFailed):
         log.warning("slot_failed", tenant=answer.tenant, policy=answer.policy, reason=answer.error.message)
         return
-    if device_progress is not None:
-        device_progress.add_busy(answer.busy_s)
-    log_op(
+    if on_gpu:
+        runtime.progress.add_busy(answer.busy_s)
+    of = (answer.tenant, answer.policy, answer.seq)
+    runtime.note(
         log,
         answer.kind,
         outcome=answer.result.error.code if answer.result.error else "ok",
-        ms=answer.busy_s * 1000.0,
+        seconds=answer.busy_s,
+        trace=next((item.trace for item in group.items if (item.tenant, item.policy, item.seq) == of), ""),
         tenant=answer.tenant,
         policy=answer.policy,
         seq=answer.seq,
         attempt=answer.attempt,
         forwards=answer.backbone_forwards,
     )
+    runtime.count_forwards(answer.backbone_forwards)

@@ -50,7 +50,7 @@ def test_log_is_one_json_object_a_line_without_secrets_or_local_variables(
     try:
         telemetry.configure("env", json_logs=True)
         log = telemetry.get_logger("test")
-        telemetry.log_op(log, "act", outcome="ok", ms=1.23456, tenant="acme")
+        telemetry.log_op(log, "act", outcome="ok", ms=1.23456, trace="r1", tenant="acme")
         log.info("keys", secret="hush")
         hidden = "local value"
         try:
@@ -65,7 +65,20 @@ def test_log_is_one_json_object_a_line_without_secrets_or_local_variables(
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["event"] for line in lines] == ["op", "keys", "failed", "from elsewhere"]
     assert all(line["role"] == "env" and line["timestamp"] for line in lines)
-    assert (lines[0]["op"], lines[0]["outcome"], lines[0]["ms"]) == ("act", "ok", 1.235)
+    assert (lines[0]["op"], lines[0]["outcome"], lines[0]["ms"], lines[0]["trace"]) == ("act", "ok", 1.235, "r1")
     assert "hush" not in out
     assert "local value" not in out
     assert lines[2]["exception"][0]["exc_type"] == "KeyError"
+
+
+@pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,cuda:0", "cpu,", "cuda,cuda", "gpu:0"])
+def test_devices_that_cannot_share_rows_are_refused(monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
+    monkeypatch.setenv("JOYNEXUS_DEVICES", devices)
+    with pytest.raises(ValueError, match=r"JOYNEXUS_DEVICES.*give different GPUs"):
+        load_settings(TrainerSettings)
+
+
+def test_policies_are_trained_where_the_first_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(TrainerSettings).places == ("cpu",)
+    monkeypatch.setenv("JOYNEXUS_DEVICES", "cuda:1,cuda:0")
+    assert load_settings(TrainerSettings).places == ("cuda:1", "cuda:0")

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from common.metrics import Figures
 from joynexus.wire import Buffer, ErrorCode, Failure, decode
 from joynexus.wire.back import PredictGroup, PredictItem
 from joynexus.wire.front import Accepted
@@ -38,7 +39,7 @@ def shell() -> MasterService:
     doors: tuple[Door, Door] = ("front", "back")
     master._sockets = dict.fromkeys(doors)  # type: ignore[assignment]  # nothing is sent through them here
     master._unread = {}
-    master._oplog = OpLog()
+    master._oplog = OpLog(Figures())
     master.counts = Counter()
     return master
 

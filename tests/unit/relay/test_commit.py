@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from common.journal.journal import JournalError
+from common.journal.errors import JournalError
 from common.journal.records import BlobRecord, Record
+from common.metrics import Figures
 from services.master.commit import Committer, Outcome
 from services.master.events import Persisted, PersistFailed
 
@@ -39,10 +40,12 @@ class Setup:
         self.journal = SlowJournal()
         self.outcomes: queue.Queue[Outcome] = queue.Queue()
         self.failed = threading.Event()
+        self.figures = Figures()
         self.committer = Committer(
             self.journal,  # type: ignore[arg-type]  # all that it needs of a journal
             lambda outcomes: [self.outcomes.put(outcome) for outcome in outcomes],  # type: ignore[func-returns-value]
             self.failed.set,
+            self.figures,
         )
         self.committer.start()
 
@@ -110,3 +113,17 @@ def test_thread_that_fails_is_reported(setup: Setup) -> None:
     setup.journal.gate.release()
     assert setup.failed.wait(10)
     assert setup.outcomes.empty()
+
+
+def test_refused_commit_is_counted_and_the_journal_counts_as_full_until_one_goes_well(setup: Setup) -> None:
+    for _ in range(3):
+        setup.journal.gate.release()
+    assert setup.committer.writable
+    setup.submit(1, "bad")
+    setup.outcomes.get(timeout=10)
+    assert not setup.committer.writable
+    assert setup.figures.values("joynexus_journal_failures_total") == {(): 1}
+    setup.submit(2, "good")
+    setup.outcomes.get(timeout=10)
+    assert setup.committer.writable
+    assert sum(setup.figures.distributions("joynexus_journal_commit_seconds")[()].counts) == 1
