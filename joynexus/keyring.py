@@ -21,6 +21,9 @@ from joynexus.keys import WORKER_ROLES, ClusterFile, KeyEntry, KeyPair, KeyRegis
 from joynexus.unreadable import UNREADABLE
 
 
+_EVERYWHERE = ("0.0.0.0", "[::]", "*")
+
+
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
     """The four addresses by which others dial the master."""
 
@@ -38,7 +41,17 @@ class Keyring:
         self.registry = KeyRegistry(folder / "registry.json")
 
     def prepare(self, addresses: Addresses) -> None:
-        """Make what is missing: server keys, and a key for each worker role; cluster files follow the addresses."""
+        """Make what is missing: server keys, and a key for each worker role; cluster files follow the addresses.
+
+        Raises:
+            ValueError: if one is an address that a master can listen on and nobody can dial.
+        """
+        for address in msgspec.structs.astuple(addresses):
+            if address.removeprefix("tcp://").rpartition(":")[0] in _EVERYWHERE:
+                raise ValueError(
+                    f"{address} is where a master listens, and nobody can dial it: say by which name or address this"
+                    " machine is known to others (with docker compose: JOYNEXUS_ADDRESS)"
+                )
         for domain in ("front", "back"):
             if not (self.folder / f"{domain}.toml").exists():
                 KeyPair.generate().save(self.folder / f"{domain}.toml")

@@ -219,3 +219,10 @@ def test_broken_cluster_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "client.toml").write_text(text)
     with pytest.raises(ValueError, match=r"client.toml is not valid"):
         ClusterFile.load(tmp_path / "client.toml")
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5710", "tcp://[::]:5710", "tcp://*:5710"])
+def test_nobody_is_told_to_dial_an_address_that_can_only_be_listened_on(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ValueError, match=r"nobody can dial it.*JOYNEXUS_ADDRESS"):
+        Keyring(tmp_path).prepare(Addresses(front_control=address))
+    assert not list(tmp_path.iterdir())
