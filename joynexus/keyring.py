@@ -20,7 +20,6 @@ import msgspec
 from joynexus.keys import WORKER_ROLES, ClusterFile, KeyEntry, KeyPair, KeyRegistry, KeyScope, write_private
 from joynexus.unreadable import UNREADABLE
 
-
 _EVERYWHERE = ("0.0.0.0", "[::]", "*")
 
 
