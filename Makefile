@@ -13,7 +13,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
 .PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos fuzz lint format bench \
-  bench-tenants soak soak-kills up down clean
+  test-compose bench-tenants soak soak-kills up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -43,6 +43,9 @@ test: install  ## all tests, by ring, with times
 
 test-simulators: install-simulators  ## the tests that need ManiSkill or LIBERO
 	@$(PY) scripts/test_rings.py simulators </dev/null
+
+test-compose: install  ## a real cluster of containers; needs a Docker Engine, and says so where there is none
+	@$(PY) -m tests.compose </dev/null
 
 lint: install  ## ruff, mypy strict, import rules, known vulnerabilities of packages (AUDIT=required: or fail)
 	$(VENV)/bin/ruff check .

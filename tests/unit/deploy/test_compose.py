@@ -40,7 +40,7 @@ def test_each_container_is_read_only_without_privileges_and_bounded(name: str) -
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_each_role_is_asked_whether_it_is_ready_and_has_time_to_end(name: str) -> None:
     service = SERVICES[name]
-    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["healthcheck"]["test"] == ["CMD", "python", "deploy/probe.py"]
     assert service["restart"] == "unless-stopped"
     assert service["init"] is True
     assert int(service["stop_grace_period"].removesuffix("s")) >= 10
@@ -116,6 +116,7 @@ def test_an_image_has_one_role_and_runs_as_a_numeric_user_of_its_own(recipe: Pat
     assert {line for line in lines if line.startswith("USER ")} == {"USER 10001:10001"}
     assert lines.index("USER 10001:10001") > stages[1]
     assert f'CMD ["python", "-m", "services.{role}"]' in lines
+    assert "JOYNEXUS_METRICS=0.0.0.0:5720" in recipe.read_text(), "where the health check asks"
     copied = re.findall(r"^COPY services/(\S+)", "\n".join(lines), re.MULTILINE)
     assert copied == ["__init__.py", role]
     assert not any(line.startswith("ADD ") for line in lines)

@@ -1,0 +1,1 @@
+"""A real cluster of containers, on a Docker Engine: `make test-compose`."""
