@@ -63,7 +63,7 @@ class Grouping:
         times = [count * self.seconds(total / count) for count in range(1, len(lengths) + 1)]
         limit = min(times) * (1 + SAME)
         count = next(index for index, time in enumerate(times, start=1) if time <= limit)
-        return _even_parts(lengths, count)
+        return even_parts(lengths, count)
 
     def describe(self) -> str:
         """Say in one sentence what was found."""
@@ -77,7 +77,7 @@ class Grouping:
         return f"about {best} tokens at once: {gain:.2f}x the speed of {first}, {over:.2f}x that of {last}"
 
 
-def _even_parts(lengths: Sequence[int], count: int) -> list[int]:
+def even_parts(lengths: Sequence[int], count: int) -> list[int]:
     """Cut into `count` parts of one sample or more, with sums as equal as whole samples allow."""
     total, done, cuts = sum(lengths), 0, [0]
     for index, length in enumerate(lengths):

@@ -199,7 +199,7 @@ class SharedForward:
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew
         except Exception as error:  # whatever it is, one tenant's sample must not take the others down
-            wasted = elapsed()
+            wasted = elapsed() + self._backbone.take_far_busy()
             self._advance()
             log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=again)
             failed = self._seek(keys, wanting, error, again=again)
@@ -207,7 +207,7 @@ class SharedForward:
             for key in guilty:
                 _charge(wanting[key], wasted / len(guilty))
             return failed
-        busy_s, tokens = elapsed(), sum(feature.length for feature in made)
+        busy_s, tokens = elapsed() + self._backbone.take_far_busy(), sum(feature.length for feature in made)
         for key, feature in zip(keys, made, strict=True):
             _hand_out(key, feature, wanting[key])
             _charge(wanting[key], busy_s * feature.length / tokens)

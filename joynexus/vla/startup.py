@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,12 @@ def memory_bytes(device: torch.device) -> int:
     return host
 
 
-def bring_up(settings: Settings) -> Equipment:
+def bring_up(settings: Settings, share: Callable[[Backbone], Backbone] = lambda loaded: loaded) -> Equipment:
     """Load a backbone, find out whether groups keep every sample's bits here and how large they should be.
+
+    Args:
+        settings: which backbone, and where.
+        share: makes of the loaded backbone the one to work with, before it is tried.
 
     Raises:
         ValueError: one sentence on why it cannot be loaded.
@@ -115,6 +120,7 @@ def bring_up(settings: Settings) -> Equipment:
         cache_dir=settings.cache_dir,
         image_side=settings.image_side or None,
     )
+    backbone = share(backbone)
     verdict = probe(backbone)
     grouping = backbone.calibrate()
     budget = settings.feature_budget_bytes

@@ -6,6 +6,8 @@ the engine's. Import it after `joynexus.vla.numerics.configure` (see `__main__`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from common.exits import cannot_start
 from common.failpoints import failpoint
 from common.progress import Progress
@@ -16,6 +18,7 @@ from joynexus.vla.startup import LOADING_S, bring_up, memory_bytes
 from joynexus.wire import Packet
 from joynexus.wire.back import SlotFailed, TrainGroup
 from services.trainer.core import TrainerEngine
+from services.trainer.followers import Followers
 from services.trainer.group import Answer
 
 log = get_logger(__name__)
@@ -32,12 +35,16 @@ WORKING_S = 300.0
 
 def run(settings: TrainerSettings) -> None:
     """Serve until told to end; SystemExit with one sentence if the backbone cannot be loaded."""
-    on_gpu = settings.device.startswith("cuda")
+    places = settings.places
+    on_gpu = places[0].startswith("cuda")
     progress = Progress(cpu=lambda: 0.0) if on_gpu else Progress()
-    with WorkerRuntime(settings, progress=progress) as runtime:
+    # On a GPU what followers take is in the answers' busy time, which is all that counts there.
+    far_busy: Callable[[float], None] = (lambda _: None) if on_gpu else progress.add_busy
+    with WorkerRuntime(settings, progress=progress) as runtime, Followers(settings) as followers:
         with progress.phase("loading", deadline_s=LOADING_S):
             try:
-                equipment = bring_up(settings)
+                here = settings.model_copy(update={"device": places[0]})
+                equipment = bring_up(here, lambda backbone: followers.share(backbone, far_busy))
             except ValueError as error:
                 raise cannot_start("the trainer", error) from error
             memory = memory_bytes(equipment.backbone.device)
@@ -53,6 +60,7 @@ def run(settings: TrainerSettings) -> None:
                 update_bytes=int(UPDATE_SHARE * memory),
                 advance=progress.advance,
             )
+        equipment.detail["device"] = ", ".join(places)
         log.info("ready", **equipment.detail)
         limits = {"max_slots": settings.max_slots, "slot_bytes": slot_bytes}
         runtime.register(equipment.register("trainer", runtime.incarnation, {"train": CREDIT}, **limits))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from joynexus.vla import numerics
 
-import pytest
+numerics.configure(1)  # as roles do: some tests compare their numbers with a role's
 
-from tests.process.door import Door
+# torch may only be imported after `configure`, and others than this file do.
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+from tests.process.door import Door  # noqa: E402
 
 
 @pytest.fixture

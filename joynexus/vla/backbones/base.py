@@ -121,6 +121,10 @@ class Backbone(ABC):
         """Measure how many tokens are best run at once, set `grouping`, and say in one sentence what was found."""
         return "samples go through the encoders one by one"
 
+    def take_far_busy(self) -> float:
+        """Return busy seconds of other processes, for this one's forwards, since this was last asked."""
+        return 0.0
+
     @abstractmethod
     def check_layers(self, layers: Collection[int]) -> None:
         """Refuse hidden states that this backbone has not.
