@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_TENANTS = 100
 """Tenants with lines of their own; those that come later are `others` together."""
 OTHERS = "others"
+SERVICE = "(service)"
+"""Who is charged with what no tenant is: loading, replays, work that was lost."""
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _LONG = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
@@ -180,7 +182,9 @@ class Tenants:
         self._known: set[str] = set()
 
     def label(self, tenant: str) -> str:
-        """Return what a tenant is called."""
+        """Return what a tenant is called; the empty name is the service's own."""
+        if not tenant:
+            return SERVICE
         if tenant not in self._known:
             if len(self._known) >= self._most:
                 return OTHERS

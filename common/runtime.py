@@ -172,6 +172,11 @@ class WorkerRuntime:
             return "not registered with the master: it loads, or the master is away or refuses it"
         return ""
 
+    @property
+    def metrics_port(self) -> int:
+        """Return on which port `/metrics` and the like are answered; 0 without one."""
+        return 0 if self._port is None else self._port.port
+
     # Work and results
 
     def next_work(self, timeout_s: float) -> Packet | None:

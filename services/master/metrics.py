@@ -25,6 +25,8 @@ class ClusterFigures:
 
     def put(self, view: ClusterView, figures: Figures) -> None:
         """Say how the cluster is."""
+        for name in ("trainer", "inference", "env"):
+            figures.put("joynexus_workers", name, "idle", value=0.0)  # so that one can see that there is none
         for role in view.roles:
             figures.add("joynexus_workers", role.role, role.phase)
         for role_name, restarts in self._restarted(view).items():
@@ -40,9 +42,9 @@ class ClusterFigures:
         for lane in view.lanes:
             figures.add("joynexus_tenant_waiting", self._tenants.label(lane.tenant), lane.queue, by=lane.waiting)
         for use in view.use:
-            name = self._tenants.label(use.tenant)
+            tenant = self._tenants.label(use.tenant)
             for of, seconds in (("trainer", use.trainer_s), ("inference", use.inference_s), ("env", use.env_s)):
-                figures.add("joynexus_tenant_device_seconds_total", name, of, by=seconds)
+                figures.add("joynexus_tenant_device_seconds_total", tenant, of, by=seconds)
         for state, jobs in Counter(job.state for job in view.jobs).items():
             figures.put("joynexus_jobs", state, value=jobs)
         figures.put("joynexus_policies", value=view.policies_total)
