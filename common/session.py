@@ -76,7 +76,11 @@ class Misfit(msgspec.Struct, frozen=True):
     why: str
 
 
-Event = Work | Drop | Answer | Said | Misfit
+class Leave(msgspec.Struct, frozen=True):
+    """An operator wants this worker to finish what it has, and to end."""
+
+
+Event = Work | Drop | Answer | Said | Misfit | Leave
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -186,6 +190,7 @@ class WorkerSession:
             return self._welcome(message, re, now)
         if isinstance(message, BeatAck) and re and re in (self._beat_id, self._leaving_id):
             dropped: list[Event] = [Drop(message.cancelled)] if message.cancelled else []
+            dropped += [Leave()] if message.leave and not self._leaving else []
             if re == self._leaving_id:
                 self.left = True
                 return [Said("info", "no_new_work"), *dropped]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -103,6 +104,8 @@ class WorkerSettings(RoleSettings):
         cache_dir: what may be deleted while the role does not run: fetched blobs, converted weights, features, scratch.
         cache_budget_bytes: fetched blobs kept there; the oldest go first.
         threads: threads of the work loop's mathematics.
+        instance: what stays the same when this process is started anew, and no other process has: so the master knows
+            whose place it takes. `{host}` stands for the host's name (a container's, a pod's), `{pid}` for the process.
     """
 
     role: ClassVar[str] = "worker"
@@ -111,6 +114,12 @@ class WorkerSettings(RoleSettings):
     cache_dir: Path = Path(".joynexus/cache")
     cache_budget_bytes: int = Field(10 * 1024**3, ge=0)
     threads: int = Field(1, ge=1)
+    instance: str = Field("{host}/{pid}", max_length=200)
+
+    @property
+    def instance_name(self) -> str:
+        """Return the instance with its host and process filled in."""
+        return self.instance.replace("{host}", socket.gethostname()).replace("{pid}", str(os.getpid()))
 
 
 class ModelSettings(WorkerSettings):

@@ -17,7 +17,7 @@ from services.master.batching import Request
 from services.master.device_time import DeviceTime
 from services.master.events import Peer
 from services.master.policy import Policy
-from services.master.roster import Worker
+from services.master.worker import Worker
 
 
 class ActRequest(Request, kw_only=True, eq=False):

@@ -27,7 +27,8 @@ from services.master.limits import Limits, Pace
 from services.master.metering import Meter
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
-from services.master.roster import Roster, Worker
+from services.master.roster import Roster
+from services.master.worker import Worker
 from services.master.serving import Serving
 from services.master.tasks import Task
 

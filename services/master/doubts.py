@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.back import RolloutDone
 from services.master.plan import has_ended
-from services.master.roster import Worker
+from services.master.worker import Worker
 
 
 class Doubted(Protocol):

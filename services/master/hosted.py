@@ -34,7 +34,7 @@ from services.master.config import CoreConfig
 from services.master.events import FrontMessage
 from services.master.host_answers import MAX_CREDIT, check_offer, checked_description, checked_rollout
 from services.master.outbox import Outbox, refuse
-from services.master.roster import Worker
+from services.master.worker import Worker
 from services.master.tasks import EnvQueue, Task, simulator_need
 
 _PULLS = 2.5

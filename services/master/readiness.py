@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from joynexus.contract import Camera
 from services.master.lanes import Counters, Lanes
-from services.master.roster import Worker
+from services.master.worker import Worker
 
 Setup = tuple[str, tuple[Camera, ...]]
 """A simulator task and its cameras."""

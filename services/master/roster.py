@@ -12,64 +12,22 @@ inference and simulators have no state, and only one answer counts.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
 from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message
-from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
-from joynexus.wire.front import RoleStatus
+from joynexus.wire.back import Beat, BeatAck, Gone, InstanceRow, Leaving, Register, Registered
+from joynexus.wire.front import Done, DrainWorker, RoleStatus
 from services.master.config import CoreConfig
-from services.master.events import BackMessage, Peer, Undeliverable
-from services.master.outbox import Outbox, refuse
+from services.master.events import BackMessage, FrontMessage, Peer, Undeliverable
+from services.master.instances import Instances, same_instance
+from services.master.outbox import Outbox, not_found, refuse
 from services.master.protocol import agree
+from services.master.worker import Given, Worker
 
 _FALLEN_REMEMBERED = 1000
-_QUIET_BEATS = 2.0
-"""Of the workers of a key and role, the longest silent is taken for dead after so many beats once another has come."""
 _OFFERED = frozenset({"backbone", "device", "dtype", "numerics", "grouping", "simulators"})
 """What a tenant needs to know of a worker: what it runs, and whether numbers stay the same in groups."""
-
-
-class Given(msgspec.Struct):
-    """A piece of work that a worker has."""
-
-    attempt: int
-    message: Message
-    buffers: tuple[Buffer, ...]
-    sent_as: str = ""
-
-
-class Worker(msgspec.Struct, eq=False):
-    """One incarnation of a worker process.
-
-    Attributes:
-        ring: set for one that asks for its work (`hosted.py`): called when what it is `given` has changed.
-        quarantine: why it gets no more work, until it is restarted; empty if it does.
-    """
-
-    name: str
-    key_name: str
-    peer: Peer
-    register: Register
-    since: float
-    heard: float
-    progress: int = 0
-    phase: str = "starting"
-    busy_s: float = 0.0
-    detail: dict[str, str] = {}
-    leaving: bool = False
-    alive: bool = True
-    quarantine: str = ""
-    given: dict[str, Given] = {}
-    cancelled: list[str] = []
-    ring: Callable[[], object] | None = None
-
-    @property
-    def role(self) -> str:
-        """Its role."""
-        return self.register.role
 
 
 class Staff(Protocol):
@@ -100,6 +58,7 @@ class Roster:
         self._by_name: dict[str, Worker] = {}  # also the dead ones, until a new one takes the name
         self._lives: Counter[str] = Counter()
         self._fallen: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # incarnation -> tasks it had
+        self._instances = Instances(outbox, config.beat_ms / 1000, self._lose)
         self._watching = False
 
     def add_staff(self, role: str, staff: Staff) -> None:
@@ -131,6 +90,7 @@ class Roster:
             raise refuse(ErrorCode.FORBIDDEN, f"this key is not for a worker of role '{message.role}'")
         if not message.incarnation or len(message.incarnation) > 64:
             raise refuse(ErrorCode.INVALID, "incarnation must be an id of 1 to 64 characters")
+        self._instances.check(message)
         previous = self._by_peer.get(said.peer)
         if previous is not None and previous.register.incarnation != message.incarnation:
             self._lose(previous, "its connection has another incarnation now")
@@ -151,24 +111,41 @@ class Roster:
         worker.busy_s = message.busy_s
         if message.detail:  # beside what it registered with: its backbone, its verdict on numerics
             worker.detail = {**worker.register.detail, **message.detail}
-        self._outbox.answer(said, BeatAck(cancelled=tuple(worker.cancelled)))
+        self._outbox.answer(said, BeatAck(cancelled=tuple(worker.cancelled), leave=worker.told_to_leave))
         worker.cancelled = []
 
     def on_leaving(self, said: BackMessage, message: Leaving) -> None:
         """Give a worker nothing new."""
-        worker = self.of(said)
-        worker.leaving = True
-        worker.phase = "draining"
-        for staff in self._staff[worker.role]:
-            staff.leaving(worker)
+        self._spare(self.of(said))
         # Last, because it may go once it has heard this and has nothing to do.
         self._outbox.answer(said, BeatAck())
+
+    def on_gone(self, said: BackMessage, message: Gone) -> None:
+        """Forget a worker that has ended in order."""
+        worker = self.of(said)
+        worker.leaving = True
+        self._instances.gone(worker)
+        self._lose(worker, "it has ended")
+        self._outbox.answer(said, BeatAck())
+
+    def on_drain(self, asked: FrontMessage, message: DrainWorker) -> None:
+        """Have a worker finish what it has, and end, because an operator says so; a master started anew forgets it."""
+        if not asked.operator:
+            raise refuse(ErrorCode.FORBIDDEN, "only an operator's key may have workers leave")
+        worker = self._by_name.get(message.worker)
+        if worker is None or not worker.alive or not self._staff[worker.role]:  # health is given no work
+            raise not_found("worker", message.worker)
+        if not worker.told_to_leave:
+            worker.told_to_leave = True
+            self._outbox.log("info", "worker_drained", worker=worker.name, by=asked.tenant)
+            self._spare(worker)
+        self._outbox.answer(asked, Done())
 
     # Work
 
     def give(self, worker: Worker, task: str, attempt: int, message: Message, buffers: Sequence[Buffer] = ()) -> None:
         """Send a worker a piece of work."""
-        given = Given(attempt, message, tuple(buffers))
+        given = Given(attempt, message, tuple(buffers), self._outbox.now)
         worker.given[task] = given
         if worker.ring is not None:
             worker.ring()
@@ -211,18 +188,25 @@ class Roster:
         if task is not None:
             self._outbox.after(self._config.retry_s, lambda: self._send_again(worker, task, event.id))
 
-    def status(self) -> tuple[RoleStatus, ...]:
-        """Describe all workers to operators, the dead ones too until they are replaced."""
+    def status(self, instances: Mapping[str, InstanceRow] | None = None) -> tuple[RoleStatus, ...]:
+        """Describe all workers to operators, the dead ones too until they are replaced.
+
+        Args:
+            instances: what health knows of their processes, by instance.
+        """
+        known = instances or {}
         return tuple(
             RoleStatus(
                 role=worker.role,
                 worker=name,
-                phase=_phase(worker),
+                phase=worker.state,
                 progress=worker.progress,
                 busy_s=worker.busy_s,
                 uptime_s=self._outbox.now - worker.since,
-                restarts=self._lives[name] - 1,
+                restarts=row.restarts if (row := known.get(worker.register.instance)) else self._lives[name] - 1,
                 pid=worker.register.pid,
+                instance=worker.register.instance,
+                reason=row.reason if row else "",
                 detail=worker.detail | ({"quarantined": worker.quarantine} if worker.quarantine else {}),
             )
             for name, worker in sorted(self._by_name.items())
@@ -234,7 +218,7 @@ class Roster:
             RoleStatus(
                 role=worker.role,
                 worker=name,
-                phase=_phase(worker),
+                phase=worker.state,
                 progress=0,
                 busy_s=0.0,
                 uptime_s=0.0,
@@ -252,14 +236,8 @@ class Roster:
     # Inside
 
     def _join(self, said: BackMessage, message: Register) -> None:
-        same = [other for other in self.living(message.role) if other.key_name == said.key_name]
-        if same:  # one, as this one takes the place of one at most: a key may be many workers'
-            former = min(same, key=lambda other: other.heard)
-            self._replace(former, former.heard)
-        self._check_batch_key(message)
-        name = self._free_name(message.role)
         worker = Worker(
-            name=name,
+            name="",
             key_name=said.key_name,
             peer=said.peer,
             register=message,
@@ -267,6 +245,9 @@ class Roster:
             heard=self._outbox.now,
             detail=message.detail,
         )
+        self._check_batch_key(worker)
+        self._instances.make_room(worker, list(self.living(message.role)))
+        worker.name = name = self._free_name(message.role)
         self._lives[name] += 1
         self._by_peer[said.peer] = self._by_incarnation[message.incarnation] = self._by_name[name] = worker
         self._welcome(said, worker, lost=self._fallen.pop(message.incarnation, ()))
@@ -274,13 +255,12 @@ class Roster:
         for staff in self._staff[worker.role]:
             staff.joined(worker)
 
-    def _replace(self, worker: Worker, heard: float) -> None:
-        """Another one came with this worker's key: take it for dead now or soon, unless it was heard since."""
-        left = heard + _QUIET_BEATS * self._config.beat_ms / 1000 - self._outbox.now
-        if left > 0:
-            self._outbox.after(left, lambda: self._replace(worker, heard))
-        elif worker.alive and worker.heard == heard:
-            self._lose(worker, "it was silent when another one came with its key")
+    def _spare(self, worker: Worker) -> None:
+        """Give a worker nothing new."""
+        worker.leaving = True
+        worker.phase = "draining"
+        for staff in self._staff[worker.role]:
+            staff.leaving(worker)
 
     def _agree(self, said: BackMessage, message: Register) -> int:
         try:
@@ -295,10 +275,13 @@ class Roster:
         registered = Registered(worker=worker.name, beat_ms=self._config.beat_ms, lost=lost, protocol=protocol)
         self._outbox.answer(said, registered)
 
-    def _check_batch_key(self, message: Register) -> None:
+    def _check_batch_key(self, worker: Worker) -> None:
         """Refuse a worker that computes other numbers than those who do the same work."""
-        for other in self.living(message.role):
+        message = worker.register
+        for other in self.living(worker.role):
             theirs = other.register
+            if same_instance(worker, other):
+                continue  # it gives way
             if theirs.backbone_name == message.backbone_name and theirs.batch_key != message.batch_key:
                 raise refuse(
                     ErrorCode.CONFLICT,
@@ -360,9 +343,3 @@ class Roster:
             if silence > self._config.silent_s:
                 self._lose(worker, f"silent for {silence:.1f} s")
         self._watch()
-
-
-def _phase(worker: Worker) -> str:
-    if not worker.alive:
-        return "lost"
-    return "quarantined" if worker.quarantine else worker.phase

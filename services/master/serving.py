@@ -19,7 +19,8 @@ from services.master.events import BackMessage
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
-from services.master.roster import Roster, Worker
+from services.master.roster import Roster
+from services.master.worker import Worker
 
 VersionKey = tuple[str, str, int]
 """Tenant, policy, version."""

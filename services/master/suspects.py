@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from services.master.roster import Worker
+from services.master.worker import Worker
 
 
 class Suspect(Protocol):

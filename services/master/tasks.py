@@ -28,7 +28,8 @@ from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
 from services.master.outbox import Outbox, refuse
 from services.master.readiness import Readiness, Setup
-from services.master.roster import Roster, Worker
+from services.master.roster import Roster
+from services.master.worker import Worker
 from services.master.suspects import Suspects
 
 DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"

@@ -12,7 +12,7 @@ from services.master.config import CoreConfig
 from services.master.ops import Op, OpState
 from services.master.placement import Smoothed
 from services.master.policy import Policy
-from services.master.roster import Worker
+from services.master.worker import Worker
 
 _FIRST_COST_S = 0.05
 _NEW_COST_WEIGHT = 0.2

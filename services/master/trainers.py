@@ -15,7 +15,7 @@ from services.master.ops import Op
 from services.master.placement import Place, Smoothed
 from services.master.policy import PolicyKey
 from services.master.residency import Residency
-from services.master.roster import Worker
+from services.master.worker import Worker
 from services.master.trainees import Trainee
 
 

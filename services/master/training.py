@@ -28,7 +28,8 @@ from services.master.outcomes import Outcomes
 from services.master.placement import choose
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
-from services.master.roster import Roster, Worker
+from services.master.roster import Roster
+from services.master.worker import Worker
 from services.master.trainees import Trainee
 from services.master.trainers import Item, Items, Trainer
 

@@ -26,7 +26,7 @@ from common.settings import WorkerSettings
 from common.transport import Authenticator, bind_router, bound_address
 from joynexus.keyring import Addresses, Keyring
 from joynexus.wire import Buffer, ErrorCode, Failure, Message, Packet, decode, encode, failure
-from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered
+from joynexus.wire.back import Beat, BeatAck, Gone, Leaving, Register, Registered
 from joynexus.wire.front import BlobBegin, BlobChunk, BlobData, BlobOffset, BlobRead
 
 M = TypeVar("M", bound=Message)
@@ -41,6 +41,7 @@ class FakeMaster:
         registers: registrations so far.
         forgetful: answer the next message of a worker with NOT_REGISTERED, as after a restart.
         deaf: ignore everything.
+        leave: tell it to leave, with each beat.
         lost: tasks to name in the next `Registered`.
         refuses: answer to whoever registers, instead of a welcome.
     """
@@ -50,10 +51,11 @@ class FakeMaster:
         self.store = BlobStore(folder / "master-blobs")
         self.registers: list[Register] = []
         self.beats: list[Beat] = []
-        self.forgetful = self.deaf = False
+        self.forgetful = self.deaf = self.leave = False
         self.lost: tuple[str, ...] = ()
         self.refuses: Failure | None = None
         self.left = threading.Event()
+        self.gone = threading.Event()
         self._beat_ms = beat_ms
         self._known: set[bytes] = set()
         self._worker = b""
@@ -146,9 +148,12 @@ class FakeMaster:
                 answer = failure(ErrorCode.NOT_REGISTERED, "register first")
             case Beat():
                 self.beats.append(packet.message)
-                answer = BeatAck()
+                answer = BeatAck(leave=self.leave)
             case Leaving():
                 self.left.set()
+                answer = BeatAck()
+            case Gone():
+                self.gone.set()
                 answer = BeatAck()
             case _:
                 self._arrived.put(packet)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import pytest
 from common.exits import EXIT_CONFIG
 from common.runtime import WorkerRuntime
 from common.settings import EnvSettings
-from joynexus.wire import ErrorCode, JoyNexusError, failure
+from joynexus.wire import ErrorCode, JoyNexusError, Packet, failure
 from joynexus.wire.back import IndicesDrawn, Register, SampleIndices
 from joynexus.wire.front import BlobRead, ClusterStatus, Status
 from tests.process.fake_master import FakeMaster
@@ -112,6 +114,35 @@ def test_absent_master_is_waited_for_quietly(tmp_path: Path) -> None:
         with pytest.raises(JoyNexusError, match="is it running"):
             runtime.ask(BlobRead(digest="0" * 64, offset=0, length=1), timeout_s=1.0).result()
         assert time.process_time() - before < 0.8
+
+
+def test_worker_that_was_told_to_leave_finishes_what_it_has_and_says_that_it_is_gone(
+    master: FakeMaster,
+) -> None:
+    done: list[str] = []
+
+    def work(packet: Packet) -> None:
+        done.append(packet.message.task)  # type: ignore[attr-defined]
+        runtime.send(IndicesDrawn(task="t1", attempt=1))
+
+    with WorkerRuntime(master.settings(EnvSettings, "env"), signals=False, exit=pytest.fail) as runtime:
+        register(runtime)
+        master.give(task("t1"))
+        until(lambda: bool(runtime._work))
+        master.leave = True
+        until(lambda: runtime.leaving)
+        runtime.serve(work)
+    assert done == ["t1"]
+    assert master.gone.is_set()
+    assert master.expect(IndicesDrawn).message == IndicesDrawn(task="t1", attempt=1)
+
+
+def test_worker_says_of_which_instance_it_is_a_life(master: FakeMaster) -> None:
+    for number in range(2):
+        settings = master.settings(EnvSettings, "env", instance="{host}/env-3")
+        with WorkerRuntime(settings, signals=False, exit=pytest.fail) as runtime:
+            register(runtime)
+            assert master.registers[number].instance == f"{socket.gethostname()}/env-3"
 
 
 def test_message_over_the_limits_is_refused_at_once(runtime: WorkerRuntime) -> None:

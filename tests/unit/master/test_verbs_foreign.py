@@ -193,6 +193,7 @@ ATTACKS: dict[type[Message], Attack] = {
     front.MovePolicy: lambda ids, mine: [
         front.MovePolicy(policy="p", trainer="trainer-1", tenant=tenant) for tenant in ("", "a", "nobody")
     ],
+    front.DrainWorker: _each(front.DrainWorker, "worker", "trainer-1", "env-1", "none"),
     front.PushDataset: _pushes,
     front.BlobBegin: _begins,
     front.BlobChunk: _chunks,
@@ -260,5 +261,5 @@ def test_there_is_something_to_learn(tmp_path: Path) -> None:
             answers = [scene.world.say_as("a", message, buffers=buffers, id="x") for scene in (own, alone)]
             if plain(answers[0]) != plain(answers[1]) or not all(isinstance(a, Failure) for a in answers[0]):
                 differing.add(verb)
-    harmless = {front.Hello, front.Ping, front.MovePolicy}
+    harmless = {front.Hello, front.Ping, front.MovePolicy, front.DrainWorker}
     assert set(ATTACKS) - differing <= harmless

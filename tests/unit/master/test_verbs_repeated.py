@@ -110,6 +110,7 @@ ROWS: dict[type[Message], Row] = {
     front.CancelJob: Row(lambda scene: front.CancelJob(job=scene.ids["waiting"])),
     front.ResumeJob: Row(lambda scene: front.ResumeJob(job=scene.ids["parked"]), again=NOW),
     front.MovePolicy: Row(_move, operator=True),
+    front.DrainWorker: Row(lambda scene: front.DrainWorker(worker="env-1"), operator=True),
     front.PushDataset: Row(
         lambda scene: front.PushDataset(dataset="new", files=_entry(scene), image_side=8), again=NOW
     ),
@@ -209,6 +210,9 @@ FORGETS = (
 )
 """What a master that was started anew does not know of: hosts, which offer again, and uploads under way."""
 
+ASKED_AGAIN = (hosted.OfferEnvironment, front.MovePolicy, front.DrainWorker)
+"""What is forgotten with the master, and to be asked for again."""
+
 
 @pytest.mark.parametrize("verb", FRONT_REQUESTS, ids=lambda verb: verb.__name__)
 def test_asked_again_after_the_master_was_restarted_is_carried_out_once_and_answered_alike(
@@ -220,7 +224,7 @@ def test_asked_again_after_the_master_was_restarted_is_carried_out_once_and_answ
         played.work()
         played.restart()
     twice.ask()
-    if verb in (hosted.OfferEnvironment, front.MovePolicy):  # forgotten with the master, and to be asked for again
+    if verb in ASKED_AGAIN:
         once.ask()
     for played in (once, twice):
         played.work()

@@ -32,7 +32,7 @@ from tests.unit.master.world import FakeWorker
 
 MADE = b"what a worker made"
 BROKEN = failure(ErrorCode.BAD_DATA, "it cannot be read")
-ROLES = ("trainer", "inference", "env", "health")
+ROLES = ("trainer", "inference", "env", "health", "dashboard")
 
 
 class Busy(Scene):
@@ -181,6 +181,7 @@ ROWS: dict[type[Message], Callable[[Busy], Said]] = {
     back.Register: _register,
     back.Beat: lambda busy: (back.Beat(progress=5, phase="working", busy_s=1.0), ()),
     back.Leaving: lambda busy: (back.Leaving(), ()),
+    back.Gone: lambda busy: (back.Gone(), ()),
     front.BlobBegin: lambda busy: (front.BlobBegin(digest=digest_of(MADE), nbytes=len(MADE)), ()),
     front.BlobChunk: _chunk,
     front.BlobRead: lambda busy: (front.BlobRead(digest=busy.ids["file"], offset=0, length=4), ()),

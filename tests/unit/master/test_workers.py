@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.back import Beat, BeatAck, Leaving, Register, Registered, TrainGroup
-from joynexus.wire.front import ClusterStatus, OptimStep, Status
+from joynexus.wire.back import Beat, BeatAck, Gone, Leaving, Register, Registered, TrainGroup
+from joynexus.wire.front import ClusterStatus, Done, DrainWorker, OptimStep, Status
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.world import FakeWorker, World, run
 
@@ -21,7 +21,9 @@ def registered(worker: FakeWorker) -> Registered:
 
 
 def roles(world: World) -> dict[str, str]:
-    return {role.worker: role.phase for role in world.ask(Status(), ClusterStatus).roles}
+    """Phases by worker; `beats` of one that has said what it does."""
+    found = world.ask(Status(), ClusterStatus).roles
+    return {role.worker: "beats" if role.phase in ("idle", "working") else role.phase for role in found}
 
 
 def ask_step(world: World, seq: int = 1) -> str:
@@ -55,7 +57,7 @@ def test_a_silent_worker_is_declared_dead_and_a_beating_one_is_not(world: World)
     for _ in range(8):
         world.wait(1)
         lively.beat()
-    assert roles(world) == {registered(quiet).worker: "lost", registered(lively).worker: "working"}
+    assert roles(world) == {registered(quiet).worker: "lost", registered(lively).worker: "beats"}
 
 
 def test_a_restarted_worker_replaces_the_silent_one_of_its_key_at_once(world: World) -> None:
@@ -81,7 +83,7 @@ def test_a_worker_that_restarted_within_a_beat_replaces_its_former_life_after_tw
         world.wait(0.6)
         second.beat()
     assert len(second.inbox) == 1
-    assert roles(world) == {"trainer-1": "lost", "trainer-2": "working"}
+    assert roles(world) == {"trainer-1": "lost", "trainer-2": "beats"}
 
 
 def test_of_many_workers_with_one_key_only_the_longest_silent_is_replaced(world: World) -> None:
@@ -99,7 +101,7 @@ def test_of_many_workers_with_one_key_only_the_longest_silent_is_replaced(world:
     world.wait(2)
     slow.beat()
     assert registered(new).worker == registered(dead).worker
-    assert roles(world) == {"env-1": "starting", "env-2": "working", "env-3": "working"}
+    assert roles(world) == {"env-1": "starting", "env-2": "beats", "env-3": "beats"}
 
 
 def test_a_worker_that_left_in_order_is_no_lost_one_and_the_next_with_its_name_no_restart_of_it(world: World) -> None:
@@ -109,11 +111,111 @@ def test_a_worker_that_left_in_order_is_no_lost_one_and_the_next_with_its_name_n
     for _ in range(8):
         world.wait(1)
         stays.beat()
-    assert roles(world) == {"env-1": "working"}
+    assert roles(world) == {"env-1": "beats"}
     assert [log.event for log in world.logs if log.event in ("worker_left", "worker_lost")] == ["worker_left"]
     FakeEnv(world, new_incarnation(), key="comes")
     found = {role.worker: role.restarts for role in world.ask(Status(), ClusterStatus, operator=True).roles}
     assert found == {"env-1": 0, "env-2": 0}
+
+
+def test_a_worker_that_says_it_is_gone_is_forgotten_at_once(world: World) -> None:
+    stays, goes = (FakeEnv(world, new_incarnation(), key=key) for key in ("stays", "goes"))
+    world.say(goes.peer, Leaving())
+    assert world.answers(world.say(goes.peer, Gone())) == [BeatAck()]
+    assert roles(world) == {"env-1": "starting"}
+    assert [log.event for log in world.logs if log.event in ("worker_left", "worker_lost")] == ["worker_left"]
+    goes.connect()  # its last word was answered, and the answer lost
+    assert isinstance(goes.received[-1], Failure)
+    assert goes.received[-1].code is ErrorCode.CONFLICT
+    stays.beat()
+    assert roles(world) == {"env-1": "beats"}
+
+
+def test_work_of_a_worker_that_goes_before_it_has_done_it_is_done_elsewhere(world: World) -> None:
+    first = FakeTrainer(world, new_incarnation(), key="first")
+    id = ask_step(world)
+    world.say(first.peer, Gone())
+    second = FakeTrainer(world, new_incarnation(), key="second")
+    run(second)
+    assert len(world.answers(id)) == 2
+    assert [log.event for log in world.logs if log.event in ("worker_left", "worker_lost")] == ["worker_lost"]
+
+
+def test_a_process_that_was_started_anew_takes_its_own_place_at_once_and_no_siblings(world: World) -> None:
+    names = ("one", "two", "three")
+    first, silent, third = (FakeEnv(world, new_incarnation(), instance=f"host/{name}") for name in names)
+    for _ in range(4):
+        world.wait(1)
+        first.beat()
+        third.beat()
+    again = FakeEnv(world, new_incarnation(), instance="host/one")
+    assert registered(again).worker == registered(first).worker
+    world.wait(1.5)
+    again.beat()
+    third.beat()
+    assert roles(world) == {"env-1": "beats", "env-2": "starting", "env-3": "beats"}, "nobody else gave way"
+    assert registered(silent).worker == "env-2"
+
+
+def test_a_newcomer_that_names_its_instance_takes_nobodys_place_who_names_none(world: World) -> None:
+    old = FakeEnv(world, new_incarnation())
+    world.wait(3)
+    new = FakeEnv(world, new_incarnation(), instance="host/new")
+    world.wait(2)
+    old.beat()
+    new.beat()
+    assert roles(world) == {"env-1": "beats", "env-2": "beats"}
+
+
+def test_two_processes_of_one_instance_do_not_take_each_others_place_in_turn(world: World) -> None:
+    first = FakeEnv(world, new_incarnation(), instance="host/one")
+    second = FakeEnv(world, new_incarnation(), instance="host/one")
+    for _ in range(3):
+        world.wait(1)
+        second.beat()
+        first.connect()
+        refused = first.received[-1]
+        assert isinstance(refused, Failure)
+        assert refused.code is ErrorCode.CONFLICT
+        assert "JOYNEXUS_INSTANCE" in refused.message
+    assert roles(world) == {"env-1": "beats"}
+    world.wait(10)  # the second one is silent
+    first.connect()
+    assert registered(first).worker == "env-1"
+
+
+def test_an_instance_is_one_of_its_key_alone(world: World) -> None:
+    FakeEnv(world, new_incarnation(), key="a", instance="host/one")
+    FakeEnv(world, new_incarnation(), key="b", instance="host/one")
+    assert roles(world) == {"env-1": "starting", "env-2": "starting"}
+
+
+def test_an_instance_that_is_started_anew_may_compute_otherwise_if_it_is_the_only_one(world: World) -> None:
+    FakeTrainer(world, new_incarnation(), key="t", instance="host/t", batch_key="lite-float32")
+    again = FakeTrainer(world, new_incarnation(), key="t", instance="host/t", batch_key="lite-bfloat16")
+    assert registered(again).worker == "trainer-1"
+
+
+def test_a_drained_worker_gets_nothing_new_and_hears_with_each_beat_that_it_is_to_leave(world: World) -> None:
+    trainers = [FakeTrainer(world, new_incarnation(), key=key) for key in ("one", "two")]
+    drain = DrainWorker(worker="trainer-1")
+    for _ in range(2):
+        assert world.ask(drain, Done, operator=True) == Done()
+    for trainer in trainers:
+        trainer.beat()
+    acks = [[message.leave for message in trainer.received if isinstance(message, BeatAck)] for trainer in trainers]
+    assert acks == [[True], [False]]
+    ask_step(world)
+    assert [len(trainer.inbox) for trainer in trainers] == [0, 1]
+    assert roles(world)["trainer-1"] == "draining"
+
+
+def test_only_an_operator_has_a_worker_leave_and_only_one_that_works(world: World) -> None:
+    FakeEnv(world, new_incarnation())
+    FakeWorker(world, new_incarnation(), key="h", role="health", credit={})
+    assert world.refused(DrainWorker(worker="env-1")).code is ErrorCode.FORBIDDEN
+    for name in ("env-2", "health-1"):
+        assert world.refused(DrainWorker(worker=name), operator=True).code is ErrorCode.NOT_FOUND
 
 
 def test_a_worker_that_ends_before_it_has_finished_was_lost(world: World) -> None:
@@ -134,7 +236,7 @@ def test_a_second_worker_with_the_same_key_does_not_replace_a_living_one(world: 
         world.wait(0.9)
         first.beat()
         second.beat()
-    assert roles(world) == {"env-1": "working", "env-2": "working"}
+    assert roles(world) == {"env-1": "beats", "env-2": "beats"}
 
 
 def test_a_worker_that_comes_back_on_a_new_connection_keeps_its_work_and_gets_it_again(world: World) -> None:

@@ -267,7 +267,7 @@ class World:
             BackMessage(
                 peer=peer,
                 key_name=key,
-                roles=("trainer", "inference", "env", "health"),
+                roles=("trainer", "inference", "env", "health", "dashboard"),
                 header=Header(kind=kind_of(message), id=id),
                 message=message,
                 body=msgspec.msgpack.encode(message),
