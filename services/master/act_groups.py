@@ -30,6 +30,7 @@ class ActRequest(Request, kw_only=True, eq=False):
     digest: str
     scope: str
     trace: str
+    job: str
     body: bytes
     buffers: tuple[Buffer, ...]
     held: int

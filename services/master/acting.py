@@ -24,13 +24,13 @@ from services.master.config import CoreConfig
 from services.master.events import BackMessage, FrontMessage, Peer
 from services.master.lanes import Counters
 from services.master.limits import Limits, Pace
-from services.master.metering import Meter
+from services.master.metering import Account, Meter, bearer
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
 from services.master.roster import Roster
-from services.master.worker import Worker
 from services.master.serving import Serving
 from services.master.tasks import Task
+from services.master.worker import Worker
 
 _decode_act = msgspec.msgpack.Decoder(Act).decode
 
@@ -108,7 +108,7 @@ class Acting:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise refuse(ErrorCode.INVALID, f"the request to act cannot be read: {error}") from error
         version = self._policies.version(task.tenant, task.policy, task.version)
-        self._enqueue(asked, act, body, version, (asked.peer, task.id), task.scope, trace=task.job)
+        self._enqueue(asked, act, body, version, (asked.peer, task.id), task.scope, trace=task.job, job=task.job)
 
     def on_done(self, said: BackMessage, message: PredictDone) -> None:
         """A group is done: each asker gets its answer."""
@@ -126,7 +126,7 @@ class Acting:
         for item in message.items:
             request = waiting.pop(item.request, None)
             if request is not None:
-                self._settle(request, item)
+                self._settle(worker, request, item)
                 self._answer(request, *reply_to(item, said.buffers))
         missing = failure(ErrorCode.INTERNAL, "the inference worker left this request out: see its log")
         for request in waiting.values():
@@ -216,6 +216,7 @@ class Acting:
         scope: str = "",
         *,
         trace: str,
+        job: str = "",
     ) -> None:
         if (asked.peer, asked.header.id) in self._open:
             return  # asked again while it is under way
@@ -252,6 +253,7 @@ class Acting:
             digest=version.digest,
             scope=scope,
             trace=trace,
+            job=job,
             body=body,
             buffers=asked.buffers,
             held=nbytes,
@@ -329,11 +331,11 @@ class Acting:
         station.groups[task] = group
         self._roster.give(station.worker, task, 1, *group_of(task, group))
 
-    def _settle(self, request: ActRequest, item: Predicted) -> None:
+    def _settle(self, worker: Worker, request: ActRequest, item: Predicted) -> None:
         self._batcher(request.policy.spec.backbone).settle(request, item.busy_s)
-        self._meter.add(
-            request.tenant,
-            request.policy.name,
+        self._meter.worked(
+            worker,
+            bearer(Account(*request.policy.key, request.job), item.error),
             {
                 "inference_s": item.busy_s,
                 "samples": item.rows,

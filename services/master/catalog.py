@@ -24,7 +24,6 @@ from services.master.checks import check_any_name
 from services.master.config import CoreConfig
 from services.master.events import FrontMessage
 from services.master.holdings import SHARED, Holdings
-from services.master.metering import NO_POLICY, Meter
 from services.master.outbox import Outbox, not_found, not_saved, refuse
 from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, EnvQueue, Task
 
@@ -57,14 +56,12 @@ class Catalog:
         outbox: Outbox,
         config: CoreConfig,
         holdings: Holdings,
-        meter: Meter,
         env: EnvQueue,
         manifest: Callable[[str], DatasetManifest],
     ) -> None:
         self._outbox = outbox
         self._config = config
         self._holdings = holdings
-        self._meter = meter
         self._env = env
         self._manifest = manifest
         self._sets: defaultdict[str, dict[str, DatasetRecord]] = defaultdict(dict)
@@ -262,7 +259,6 @@ class Catalog:
     def _prepared(self, record: DatasetRecord, answer: EnvAnswer) -> None:
         if not isinstance(answer, DatasetPrepared):
             raise TypeError(f"a data set was answered by {type(answer).__name__}")
-        self._meter.add(record.tenant, NO_POLICY, {"env_s": answer.busy_s})
         if not answer.manifest:
             self._finish(record, msgspec.structs.replace(record, state="faulty", faults=answer.faults))
             return

@@ -19,6 +19,7 @@ from common.journal.records import (
     DatasetRecord,
     JobRecord,
     LeaseRecord,
+    LifeRecord,
     OpDone,
     OpRecord,
     PageRecord,
@@ -53,7 +54,8 @@ from services.master.jobs import Jobs
 from services.master.lanes import Counters
 from services.master.leases import Leases
 from services.master.limits import Limits
-from services.master.metering import NO_POLICY, Meter
+from services.master.lives import METERED
+from services.master.metering import Account, Meter
 from services.master.ops import Op
 from services.master.outbox import Outbox, not_saved
 from services.master.outcomes import Outcomes
@@ -96,6 +98,9 @@ class MasterCore:
         self._holdings = Holdings(outbox, config, self._limits)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
+        self._roster.beaten = self._meter.lives.beat
+        for role in METERED:
+            self._roster.add_staff(role, self._meter.lives)
         self._policies = Policies(
             outbox,
             self._holdings,
@@ -104,9 +109,9 @@ class MasterCore:
             lambda: self._training.backbones(),
         )
         self._leases = Leases(outbox, self._policies, self._freed)
-        self._env = EnvQueue(outbox, self._roster, config, env)
-        self._catalog = Catalog(outbox, config, self._holdings, self._meter, self._env, sources.manifest)
-        self._serving = Serving(outbox, self._roster, self._policies, config)
+        self._env = EnvQueue(outbox, self._roster, config, env, self._meter)
+        self._catalog = Catalog(outbox, config, self._holdings, self._env, sources.manifest)
+        self._serving = Serving(outbox, self._roster, self._policies, config, self._meter)
         self._acting = Acting(
             outbox,
             config,
@@ -128,6 +133,7 @@ class MasterCore:
             self._outcomes,
             lambda op: self._intake.payload(op, sources.payload),
             training,
+            self._meter,
         )
         self._intake = Intake(
             outbox,
@@ -226,10 +232,11 @@ class MasterCore:
                     self._jobs.restore(record)
                 case DatasetRecord():
                     self._catalog.restore(record)
-                case UsageRecord():
+                case UsageRecord() | LifeRecord():
                     self._meter.restore(record)
                 case BlobRecord():
                     self._holdings.upload(record.tenant, record.digest, record.nbytes)
+        self._meter.resume()
         for policy in self._policies.everywhere():
             self._training.ready(policy)
         self._catalog.resume()
@@ -280,7 +287,7 @@ class MasterCore:
 
         def saved() -> None:
             self._holdings.upload(event.tenant, event.digest, event.nbytes)
-            self._meter.add(event.tenant, NO_POLICY, {"bytes_in": event.nbytes})
+            self._meter.add(Account(event.tenant), {"bytes_in": event.nbytes})
             stored = front.BlobOffset(digest=event.digest, offset=event.nbytes, complete=True)
             self._outbox.send(event.peer, stored, re=event.request)
 

@@ -124,8 +124,7 @@ class EvaluationJob(Job):
                 software=answer.software,
                 videos=answer.videos,
             )
-            use = self.tools.meter.add(self.tenant, policy.name, {"env_s": answer.busy_s})
-            self.tools.outbox.save([record, use], lambda: self._saved(record))
+            self.tools.outbox.save([record, *self.tools.meter.unwritten()], lambda: self._saved(record))
 
         task = Task(
             tenant=self.tenant,
@@ -239,7 +238,6 @@ class DatasetEvaluationJob(Job):
             if not isinstance(answer, ActionsEvaluated) or answer.result is None:
                 self.fail(failure(ErrorCode.INTERNAL, "an env worker returned no action error: see its log"))
                 return
-            self.tools.meter.add(self.tenant, policy.name, {"env_s": answer.busy_s})
             self.succeed(action_error=answer.result)
 
         self._task = Task(

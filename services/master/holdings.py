@@ -7,7 +7,7 @@ last reference is gone. Never: a word to one tenant about another's blobs, even 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from common.journal.records import BlobRecord
 from joynexus.wire import ErrorCode
@@ -26,6 +26,9 @@ class Holdings:
 
     An upload stays for `freed_blob_s` after its last reference went (a client may use it again), and for
     `unused_upload_s` if nothing has referred to it yet; blobs that workers made go with their last reference.
+
+    Attributes:
+        changing: called with a tenant that is about to keep more or less.
     """
 
     def __init__(self, outbox: Outbox, config: CoreConfig, limits: Limits) -> None:
@@ -37,6 +40,7 @@ class Holdings:
         self._held: Counter[tuple[str, str]] = Counter()
         self._everybody: Counter[str] = Counter()  # digest -> tenants that upload or hold it
         self._stored: Counter[str] = Counter()
+        self.changing: Callable[[str], None] = lambda tenant: None
 
     def may_read(self, tenant: str, digest: str) -> bool:
         """Tell whether a tenant uploaded this blob or something of its refers to it."""
@@ -119,11 +123,13 @@ class Holdings:
     def _enter(self, tenant: str, digest: str, nbytes: int) -> None:
         mine = self._sizes[tenant]
         if digest not in mine:
+            self.changing(tenant)
             mine[digest] = nbytes
             self._stored[tenant] += nbytes
             self._everybody[digest] += 1
 
     def _leave(self, tenant: str, digest: str, *, swept: bool = False) -> None:
+        self.changing(tenant)
         self._stored[tenant] -= self._sizes[tenant].pop(digest)
         self._everybody[digest] -= 1
         if not self._everybody[digest]:

@@ -34,8 +34,8 @@ from services.master.config import CoreConfig
 from services.master.events import FrontMessage
 from services.master.host_answers import MAX_CREDIT, check_offer, checked_description, checked_rollout
 from services.master.outbox import Outbox, refuse
-from services.master.worker import Worker
 from services.master.tasks import EnvQueue, Task, simulator_need
+from services.master.worker import Worker
 
 _PULLS = 2.5
 """A host that has not pulled for so many times `pull_s` gives way to one that offers something else."""

@@ -22,7 +22,7 @@ from services.master.events import FrontMessage
 from services.master.holdings import Holdings
 from services.master.leases import Leases
 from services.master.limits import Limits, Pace
-from services.master.metering import Meter
+from services.master.metering import Account, Meter
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, not_saved, refuse
 from services.master.policies import Policies
@@ -77,7 +77,7 @@ class Intake:
         op = Op(record, payload)
         op.attach(asked.peer, asked.header.id)
         self._admit(policy, [op])
-        self._meter.add(policy.tenant, policy.name, {"bytes_in": len(asked.body) + len(payload)})
+        self._meter.add(Account(*policy.key), {"bytes_in": len(asked.body) + len(payload)})
 
     def accept_of_job(self, policy: Policy, records: Sequence[OpRecord], lost: Callable[[], None]) -> None:
         """Accept the next ops of the job that drives a policy; `lost` is called if they could not be journaled."""

@@ -1,31 +1,55 @@
-"""Who used how much: device seconds, samples, forwards, simulator seconds, bytes, from the first day.
+"""Who used how much: device seconds, samples, forwards, simulator seconds, bytes, by policy, job and month.
 
-In: what each piece of work took. Out: `UsageRecord`s to write down with the results they belong to, and `UsageReport`s.
-Never: an estimate, or a result counted twice (a replay after a crash is not the tenant's use).
+In: what each piece of work took, and who had it done. Out: records to write down with the results they belong to, and
+`UsageReport`s. Never: an estimate, or a result counted twice (a replay after a crash is not the tenant's use).
+
+All of a worker's busy time is somebody's, so that the sum over all lines is the sum over all workers: a tenant's, or
+the service's own, under a reason. `lives.py` finds what no answer was charged with.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TypedDict, cast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple, TypedDict, cast
 
 import msgspec
 
-from common.journal.records import UsageRecord
-from joynexus.wire import ErrorCode
+from common.journal.records import LifeRecord, UsageRecord
+from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import GetUsage, UsageLine, UsageReport
+from services.master.calendar import month_of, months_between
 from services.master.events import BlobServed, FrontMessage
 from services.master.holdings import Holdings
+from services.master.lives import Lives
 from services.master.outbox import Outbox, refuse
-from services.master.policy import PolicyKey
+from services.master.worker import Worker
 
-NO_POLICY = ""
-"""The line of what belongs to no policy."""
 _MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
+_PAGE = 1000
+"""Lines in one report: it is one message."""
+
+
+class Account(NamedTuple):
+    """Who had something done: a tenant, for a policy and a job if for any. The service itself is the tenant `""`."""
+
+    tenant: str
+    policy: str = ""
+    job: str = ""
+
+
+LOADING = Account("", "loading")
+"""Backbones and versions on their way into memory: how many workers there are is the operator's choice."""
+REPLAY = Account("", "replay")
+"""What was done again, because a worker died over what came after it."""
+FAILED = Account("", "failed")
+"""What came to nothing through no fault of the tenant's."""
+LOST = Account("", "lost")
+"""Of what there is no answer that counts."""
+EVERYBODY = Account("", "mounted")
+"""The operator's data sets, prepared for all tenants."""
 
 
 class Use(TypedDict, total=False):
@@ -38,81 +62,188 @@ class Use(TypedDict, total=False):
     env_s: float
     bytes_in: int
     bytes_out: int
+    stored_byte_s: float
+
+
+_SECONDS = ("trainer_s", "inference_s", "env_s")
+
+
+class _Key(NamedTuple):
+    tenant: str
+    policy: str
+    job: str
+    month: str
 
 
 class Meter:
-    """Running totals by tenant and policy.
+    """Running totals.
 
-    Use by inference and simulators is written down every `flush_s`; so much of it may be lost with the master.
+    What is not written down with a result is written every `flush_s`; so much of it may be lost with the master.
+
+    Attributes:
+        spent: called, at most every `flush_s`, with the tenants that have used something since.
     """
 
     def __init__(self, outbox: Outbox, holdings: Holdings, flush_s: float) -> None:
         self._outbox = outbox
         self._holdings = holdings
         self._flush_s = flush_s
-        self._totals: defaultdict[str, dict[str, UsageRecord]] = defaultdict(dict)
-        self._unwritten: set[PolicyKey] = set()
+        self._totals: defaultdict[str, dict[_Key, UsageRecord]] = defaultdict(dict)
+        self._months: dict[str, UsageRecord] = {}  # of each tenant, the sum of its lines of the newest month
+        self._until: dict[str, float] = {}  # up to when bytes stored are counted, by tenant
+        self._unwritten: set[_Key] = set()
+        self._spenders: set[str] = set()
         self._flushing = False
+        self.lives = Lives(self._rest)
+        self.spent: Callable[[Collection[str]], None] = lambda tenants: None
 
-    def add(self, tenant: str, policy: str, use: Use) -> UsageRecord:
-        """Count use, to be written down with the next flush; return the new total, to write it down earlier."""
-        mine = self._totals[tenant]
-        old = mine.get(policy) or UsageRecord(tenant=tenant, policy=policy)
-        amounts = cast(Mapping[str, float], use).items()
-        more = {field: getattr(old, field) + amount for field, amount in amounts if 0 < amount < math.inf}
-        total = mine[policy] = msgspec.structs.replace(old, **more)
-        self._unwritten.add((tenant, policy))
-        if not self._flushing:
-            self._flushing = True
-            self._outbox.after(self._flush_s, self._flush)
-        return total
+    # Counting
 
-    def written(self, tenant: str, policy: str) -> None:
-        """The newest total is being written down by the caller."""
-        self._unwritten.discard((tenant, policy))
+    def add(self, account: Account, use: Use) -> None:
+        """Count use, to be written down with the next result or flush."""
+        self._count(_Key(*account, month_of(self._outbox.now)), use)
+        self._later()
 
-    def restore(self, record: UsageRecord) -> None:
+    def worked(self, worker: Worker, account: Account, use: Use) -> None:
+        """A worker has answered, and this is who had it done."""
+        self.add(account, use)
+        amounts = cast(Mapping[str, float], use)
+        self.lives.charged(worker, sum(_sane(amounts.get(field, 0.0)) for field in _SECONDS))
+
+    def unwritten(self) -> list[UsageRecord | LifeRecord]:
+        """Return what is not written down yet: the caller writes it down, with the results that it belongs to."""
+        records = [self._totals[key.tenant][key] for key in sorted(self._unwritten)]
+        self._unwritten.clear()
+        return [*records, *self.lives.unwritten()]
+
+    def this_month(self, tenant: str) -> UsageRecord:
+        """Return the sum of all that a tenant has used this month."""
+        self._settle(tenant)
+        month = month_of(self._outbox.now)
+        total = self._months.get(tenant)
+        return total if total is not None and total.month == month else UsageRecord(tenant=tenant, policy="")
+
+    # Restart
+
+    def restore(self, record: UsageRecord | LifeRecord) -> None:
         """Take a total back from the journal."""
-        self._totals[record.tenant][record.policy] = record
+        if isinstance(record, LifeRecord):
+            self.lives.restore(record)
+            return
+        self._totals[record.tenant][_key(record)] = record
+        self._sum(record, {field: getattr(record, field) for field in Use.__annotations__})
+        if record.until_s:
+            self._until[record.tenant] = max(record.until_s, self._until.get(record.tenant, 0.0))
+
+    def resume(self) -> None:
+        """Everything is restored: bytes that were kept while no master was there count too."""
+        for tenant in self._until:
+            self._settle(tenant)
+        self._holdings.changing = self._storage_changes
+
+    # Messages
 
     def on_get(self, asked: FrontMessage, message: GetUsage) -> None:
-        """Tell a tenant what it used, and an operator what all tenants used."""
+        """Tell a tenant what it used, and an operator what all tenants and the service used."""
         if message.since_month and not _MONTH.fullmatch(message.since_month):
             raise refuse(ErrorCode.INVALID, f"'{message.since_month[:20]}' is no month: write it as 2026-11")
         tenants = sorted({asked.tenant, *self._totals}) if asked.operator else [asked.tenant]
-        lines = itertools.chain.from_iterable(map(self._lines, tenants))
-        self._outbox.answer(asked, UsageReport(lines=tuple(lines)))
-
-    def _lines(self, tenant: str) -> list[UsageLine]:
-        totals = self._totals.get(tenant, {})
-        lines = [_line(totals[policy]) for policy in sorted(totals)]
-        stored = self._holdings.stored(tenant)
-        if stored and (not lines or lines[0].policy != NO_POLICY):
-            lines.insert(0, UsageLine(tenant=tenant, policy=NO_POLICY))
-        if lines and lines[0].policy == NO_POLICY:
-            lines[0] = msgspec.structs.replace(lines[0], bytes_stored=stored)
-        return lines
+        lines: list[UsageLine] = []
+        for tenant in tenants:
+            if message.after is not None and tenant < message.after[0]:
+                continue
+            lines += self._lines(tenant, message.since_month, message.after)
+            if len(lines) > _PAGE:
+                break
+        self._outbox.answer(asked, UsageReport(lines=tuple(lines[:_PAGE]), more=len(lines) > _PAGE))
 
     def on_served(self, event: BlobServed) -> None:
         """Bytes of a blob went to a tenant."""
-        self.add(event.tenant, NO_POLICY, {"bytes_out": event.nbytes})
+        self.add(Account(event.tenant), {"bytes_out": event.nbytes})
+
+    def _lines(self, tenant: str, since: str, after: tuple[str, str, str, str] | None) -> Iterable[UsageLine]:
+        self._settle(tenant)
+        now = _Key(tenant, "", "", month_of(self._outbox.now))
+        for key in sorted(self._totals.get(tenant, ())):
+            if key.month >= since and (after is None or key > after):
+                line = _line(self._totals[tenant][key], self._holdings.stored(tenant) if key == now else 0)
+                if line is not None:
+                    yield line
+
+    # Inside
+
+    def _count(self, key: _Key, use: Use) -> None:
+        amounts = {field: amount for field, said in cast(Mapping[str, float], use).items() if (amount := _sane(said))}
+        old = self._totals[key.tenant].get(key) or UsageRecord(**key._asdict())
+        self._totals[key.tenant][key] = _plus(old, amounts)
+        self._sum(old, amounts)
+        self._unwritten.add(key)
+        self._spenders.add(key.tenant)
+
+    def _sum(self, line: UsageRecord, amounts: Mapping[str, float]) -> None:
+        """Count use in the sum of a tenant's month."""
+        known = self._months.get(line.tenant)
+        if known is None or known.month < line.month:
+            known = UsageRecord(tenant=line.tenant, policy="", month=line.month)
+        if known.month == line.month:
+            self._months[line.tenant] = _plus(known, amounts)
+
+    def _rest(self, worker: Worker, seconds: float, *, loading: bool) -> None:
+        """A worker was busy for so long without anybody being charged."""
+        field = {"trainer": "trainer_s", "inference": "inference_s", "env": "env_s"}[worker.role]
+        self.add(LOADING if loading else LOST, cast(Use, {field: seconds}))
+
+    def _storage_changes(self, tenant: str) -> None:
+        """A tenant is about to keep more or less."""
+        self._settle(tenant)
+        self._unwritten.add(_Key(tenant, "", "", month_of(self._outbox.now)))  # up to when it is counted, at least
+        self._later()
+
+    def _settle(self, tenant: str) -> None:
+        """Count the bytes that a tenant has kept until now."""
+        now, stored = self._outbox.now, self._holdings.stored(tenant)
+        since = self._until.get(tenant, now)
+        self._until[tenant] = max(since, now)
+        for month, seconds in months_between(since, now) if stored else ():
+            self._count(_Key(tenant, "", "", month), {"stored_byte_s": stored * seconds})
+        key = _Key(tenant, "", "", month_of(now))
+        line = self._totals[tenant].get(key) or UsageRecord(**key._asdict())
+        self._totals[tenant][key] = msgspec.structs.replace(line, until_s=self._until[tenant])
+
+    def _later(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._outbox.after(self._flush_s, self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._unwritten:
-            self._outbox.save([self._totals[tenant][policy] for tenant, policy in sorted(self._unwritten)])
-            self._unwritten.clear()
+        if records := self.unwritten():
+            self._outbox.save(records)
+        spenders, self._spenders = self._spenders, set()
+        self.spent(spenders)
 
 
-def _line(record: UsageRecord) -> UsageLine:
-    return UsageLine(
-        tenant=record.tenant,
-        policy=record.policy,
-        trainer_s=record.trainer_s,
-        inference_s=record.inference_s,
-        samples=record.samples,
-        backbone_forwards=record.backbone_forwards,
-        env_s=record.env_s,
-        bytes_in=record.bytes_in,
-        bytes_out=record.bytes_out,
-    )
+def bearer(account: Account, error: Failure | None) -> Account:
+    """Return who is charged for work that was answered: not the tenant if the service is at fault."""
+    return FAILED if error is not None and error.category == "server" else account
+
+
+def _sane(amount: float) -> float:
+    """What a worker says is a number, at most."""
+    return amount if 0 < amount < math.inf else 0
+
+
+def _plus(record: UsageRecord, amounts: Mapping[str, float]) -> UsageRecord:
+    return msgspec.structs.replace(record, **{field: getattr(record, field) + more for field, more in amounts.items()})
+
+
+def _key(record: UsageRecord) -> _Key:
+    return _Key(record.tenant, record.policy, record.job, record.month)
+
+
+def _line(record: UsageRecord, stored: int) -> UsageLine | None:
+    """Return a line of a report; None if there is nothing in it."""
+    amounts = {field: getattr(record, field) for field in Use.__annotations__}
+    if not stored and not any(amounts.values()):
+        return None
+    return UsageLine(**_key(record)._asdict(), **amounts, bytes_stored=stored)

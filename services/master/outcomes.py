@@ -81,12 +81,6 @@ class Outcomes:
             )
         elif record.kind == "save_state":
             extra += self._state_saved(policy, op, done)
-        use = self._meter.add(
-            policy.tenant,
-            policy.name,
-            {"trainer_s": done.busy_s, "samples": done.samples, "backbone_forwards": done.backbone_forwards},
-        )
-        self._meter.written(policy.tenant, policy.name)
         outcome = OpDone(
             tenant=policy.tenant,
             policy=policy.name,
@@ -98,7 +92,7 @@ class Outcomes:
             backbone_forwards=done.backbone_forwards,
             busy_s=done.busy_s,
         )
-        self._save(policy, op, outcome, [*extra, use])
+        self._save(policy, op, outcome, extra)
 
     def checkpointed(self, policy: Policy, done: TrainDone, then: Callable[[], None]) -> None:
         """A checkpoint is written; call `then` once that is in the journal."""
@@ -146,14 +140,14 @@ class Outcomes:
             policy.forgotten = max(policy.forgotten, forget)
             self.covered(policy)
 
-        self._outbox.save([*outcomes, record, covered, *parts], saved)
+        self._outbox.save([*outcomes, record, covered, *parts, *self._meter.unwritten()], saved)
 
     def _save(self, policy: Policy, op: Op, outcome: OpDone, extra: Sequence[Record]) -> None:
         op.done = outcome
         op.unsaved = (outcome, *extra)
         op.move(OpState.APPLIED, "error" if outcome.result.error else "done")
         policy.note_applied()
-        self._outbox.save(op.unsaved, lambda: self._finish(policy, op))
+        self._outbox.save([*op.unsaved, *self._meter.unwritten()], lambda: self._finish(policy, op))
         self.arrived(policy, op)
 
     def _finish(self, policy: Policy, op: Op) -> None:

@@ -158,13 +158,13 @@ class RlJob(DrivingJob):
             if not isinstance(answer, SimulatorDescribed) or answer.contract is None:
                 self.fail(failure(ErrorCode.INTERNAL, f"an env worker did not describe '{spec.env}': see its log"))
                 return
-            self.tools.meter.add(self.tenant, self.policy_name, {"env_s": answer.busy_s})
             fields = {name: getattr(spec.create, name) for name in RlPolicy.__struct_fields__ if name != "cameras"}
             self._described = PolicySpec(**fields, contract=answer.contract, statistics=answer.statistics)
             self.advance()
 
         self._describing = Task(
             tenant=self.tenant,
+            policy=self.policy_name,
             job=self.id,
             need=simulator_need(self.tenant, spec.env),
             answer=SimulatorDescribed,

@@ -132,7 +132,6 @@ class Rollouts:
                 sentence = "an env worker returned other episodes than asked for: see its log"
                 job.fail(failure(ErrorCode.INTERNAL, sentence))
                 return
-            job.tools.meter.add(job.tenant, policy.name, {"env_s": answer.busy_s})
             self._save(number, version, answer)
 
         def failed(error: Failure) -> None:
@@ -181,7 +180,7 @@ class Rollouts:
             else:
                 self._finished()
 
-        self._job.tools.outbox.save([record], saved)
+        self._job.tools.outbox.save([record, *self._job.tools.meter.unwritten()], saved)
 
     def _keep(self, record: PageRecord) -> None:
         if record.page in self._pages:

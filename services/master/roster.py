@@ -47,7 +47,11 @@ class Staff(Protocol):
 
 
 class Roster:
-    """All workers."""
+    """All workers.
+
+    Attributes:
+        beaten: called with a worker that has said how busy it was.
+    """
 
     def __init__(self, outbox: Outbox, config: CoreConfig) -> None:
         self._outbox = outbox
@@ -58,8 +62,9 @@ class Roster:
         self._by_name: dict[str, Worker] = {}  # also the dead ones, until a new one takes the name
         self._lives: Counter[str] = Counter()
         self._fallen: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # incarnation -> tasks it had
-        self._instances = Instances(outbox, config.beat_ms / 1000, self._lose)
         self._watching = False
+        self._instances = Instances(outbox, config.beat_ms / 1000, self._lose)
+        self.beaten: Callable[[Worker], None] = lambda worker: None
 
     def add_staff(self, role: str, staff: Staff) -> None:
         """Have a part of the core told about workers of this role."""
@@ -111,6 +116,7 @@ class Roster:
         worker.busy_s = message.busy_s
         if message.detail:  # beside what it registered with: its backbone, its verdict on numerics
             worker.detail = {**worker.register.detail, **message.detail}
+        self.beaten(worker)
         self._outbox.answer(said, BeatAck(cancelled=tuple(worker.cancelled), leave=worker.told_to_leave))
         worker.cancelled = []
 

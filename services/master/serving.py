@@ -16,6 +16,7 @@ from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.back import WeightsApplied, WeightsOffer, WeightsRefused
 from services.master.config import CoreConfig
 from services.master.events import BackMessage
+from services.master.metering import LOADING, Meter
 from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
@@ -44,8 +45,9 @@ class Serving:
             when nobody is left who could.
     """
 
-    def __init__(self, outbox: Outbox, roster: Roster, policies: Policies, config: CoreConfig) -> None:
+    def __init__(self, outbox: Outbox, roster: Roster, policies: Policies, config: CoreConfig, meter: Meter) -> None:
         self._outbox = outbox
+        self._meter = meter
         self._config = config
         self._roster = roster
         self._policies = policies
@@ -91,6 +93,8 @@ class Serving:
     def on_applied(self, said: BackMessage, message: WeightsApplied) -> None:
         """A worker has a version in memory."""
         worker = self._roster.of(said)
+        if _offer_id(message) in worker.given:  # not said again
+            self._meter.worked(worker, LOADING, {"inference_s": message.busy_s})
         self._roster.take(worker, _offer_id(message))
         policy = self._policies.find(message.tenant, message.policy)
         if policy is None or message.version not in policy.versions:
@@ -115,6 +119,7 @@ class Serving:
                 f"version {message.version} of policy '{message.policy[:80]}' is not offered to this worker (any "
                 "more): drop it",
             )
+        self._meter.worked(worker, LOADING, {"inference_s": message.busy_s})
         self._roster.take(worker, _offer_id(message))
         policy = self._policies.find(message.tenant, message.policy)
         version = policy.versions.get(message.version) if policy else None

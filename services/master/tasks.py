@@ -26,11 +26,12 @@ from services.master.config import CoreConfig
 from services.master.doubts import Doubts, came_to_nothing
 from services.master.events import BackMessage
 from services.master.lanes import Counters, Lanes
+from services.master.metering import EVERYBODY, FAILED, Account, Meter, bearer
 from services.master.outbox import Outbox, refuse
 from services.master.readiness import Readiness, Setup
 from services.master.roster import Roster
-from services.master.worker import Worker
 from services.master.suspects import Suspects
+from services.master.worker import Worker
 
 DATASETS, SAMPLER, MOUNTED = "datasets", "sampler", "mounted:"
 
@@ -38,6 +39,8 @@ _NEW_COST = 0.2
 """Weight of a task's seconds in what the next one is expected to take."""
 _WRONG = 3
 """So many pieces in a row that came to nothing at a worker, and were done well by others, are its own fault."""
+_CANCELLED = 1000
+"""So many cancelled tasks of a worker are remembered: those that it never began are never answered."""
 EnvAnswer = RolloutDone | DatasetPrepared | IndicesDrawn | ActionsEvaluated | SimulatorDescribed
 
 
@@ -103,6 +106,11 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
     cancelled: bool = False
 
     @property
+    def account(self) -> Account:
+        """Who is charged for it."""
+        return Account(self.tenant, self.policy, self.job) if self.tenant else EVERYBODY
+
+    @property
     def lane(self) -> str:
         """The lane of credit in which it is done."""
         return lane_of(self.need)
@@ -111,11 +119,12 @@ class Task(msgspec.Struct, kw_only=True, eq=False):
 class EnvQueue:
     """Tasks that wait and tasks that run."""
 
-    def __init__(self, outbox: Outbox, roster: Roster, config: CoreConfig, counters: Counters) -> None:
+    def __init__(self, outbox: Outbox, roster: Roster, config: CoreConfig, counters: Counters, meter: Meter) -> None:
         self._outbox = outbox
         self._roster = roster
         self._config = config
         self._counters = counters
+        self._meter = meter
         self._waiting: defaultdict[str, Lanes[Task]] = defaultdict(lambda: Lanes(counters))
         self._suspects: Suspects[Task] = Suspects()
         self._running: dict[str, Task] = {}
@@ -123,6 +132,7 @@ class EnvQueue:
         self._serving: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # need -> workers, by name
         self._ready = Readiness()
         self._doubts: Doubts[Task] = Doubts(_WRONG)
+        self._cancelled: dict[str, dict[str, Account]] = {}  # worker -> who is charged for what it may still be doing
         roster.add_staff("env", self)
 
     def submit(self, task: Task) -> None:
@@ -139,6 +149,8 @@ class EnvQueue:
             if task.worker is not None:
                 workers[task.worker.name] = task.worker
                 self._roster.cancel(task.worker, task.id)
+                if task.worker.ring is None:
+                    self._remember(task.worker, task)
                 self._forget(task)
             self._doubts.drop(task)
             if (kept := self._suspects.drop(task)) is not None:
@@ -201,8 +213,12 @@ class EnvQueue:
 
     def on_answer(self, said: BackMessage, message: EnvAnswer) -> None:
         """A worker has done a task, or could not."""
-        task = self.task(said, message.task, message.attempt)
-        self.answered(self._roster.of(said), task, message)
+        worker = self._roster.of(said)
+        cancelled = self._cancelled.get(worker.name, {}).pop(message.task, None)
+        if cancelled is not None:
+            self._meter.worked(worker, cancelled, {"env_s": message.busy_s})
+            return
+        self.answered(worker, self.task(said, message.task, message.attempt), message)
 
     def answered(self, worker: Worker, task: Task, message: EnvAnswer) -> None:
         """A worker has answered a task that it was given."""
@@ -218,7 +234,9 @@ class EnvQueue:
         if not isinstance(message, task.answer):
             error = failure(ErrorCode.INTERNAL, f"the env worker answered with '{kind_of(message)}': see its log")
         nothing = came_to_nothing(message)
-        if nothing and self._doubts.ask_another(task, worker, self._serving.get(task.need, {})):
+        again = nothing and self._doubts.ask_another(task, worker, self._serving.get(task.need, {}))
+        self._meter.worked(worker, FAILED if again else bearer(task.account, error), {"env_s": message.busy_s})
+        if again:
             self._outbox.log("warning", "task_came_to_nothing", task=task.id, need=task.need, worker=worker.name)
             self._isolate()
             self._employ(worker)
@@ -262,6 +280,7 @@ class EnvQueue:
         self.leaving(worker)
         self._ready.forget(worker)
         self._doubts.forget(worker)
+        self._cancelled.pop(worker.name, None)
         had = [task for id_ in worker.given if (task := self._running.get(id_)) is not None]
         for task in had:
             self._forget(task)
@@ -285,6 +304,13 @@ class EnvQueue:
 
     def _needs(self, worker: Worker) -> list[str]:
         return [*worker.register.serves, *(MOUNTED + name for name in worker.register.mounted)]
+
+    def _remember(self, worker: Worker, task: Task) -> None:
+        """Note who is charged for a cancelled task, if the worker has begun it."""
+        cancelled = self._cancelled.setdefault(worker.name, {})
+        cancelled[task.id] = task.account
+        if len(cancelled) > _CANCELLED:
+            del cancelled[next(iter(cancelled))]
 
     def _again(self, task: Task) -> None:
         if task.cancelled:

@@ -9,14 +9,16 @@ from collections import OrderedDict
 
 import msgspec
 
+from joynexus.wire.back import TrainDone
 from services.master.config import CoreConfig
 from services.master.lanes import Counters, Lanes
+from services.master.metering import LOST, REPLAY, Account, bearer
 from services.master.ops import Op
 from services.master.placement import Place, Smoothed
 from services.master.policy import PolicyKey
 from services.master.residency import Residency
-from services.master.worker import Worker
 from services.master.trainees import Trainee
+from services.master.worker import Worker
 
 
 class Item(msgspec.Struct, eq=False):
@@ -150,3 +152,16 @@ class Trainer:
             self.active[key] = trainee
         trainee.demand.set(now, float(not known))
         self.load.set(now, len(self.active))
+
+
+def account_of(item: Item, done: TrainDone) -> Account:
+    """Return who is charged for an item that is done: replays, and what does not count any more, are the service's."""
+    policy = item.trainee.policy
+    if item.opening != item.trainee.opening:
+        return LOST
+    newest = policy.covering or policy.checkpoint
+    known = item.op.done is not None if item.op else newest is not None and done.seq <= newest.seq
+    if known:
+        return REPLAY
+    of = item.op or policy.ops.get(done.seq)  # a checkpoint is taken for the job whose ops it covers
+    return bearer(Account(*policy.key, of.record.job if of is not None else ""), done.result.error)

@@ -21,6 +21,7 @@ from services.master.config import CoreConfig
 from services.master.dispatch import Dispatch
 from services.master.events import BackMessage
 from services.master.lanes import Counters
+from services.master.metering import Account, Meter, Use, bearer
 from services.master.moves import Moves
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, refuse
@@ -29,9 +30,9 @@ from services.master.placement import choose
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
 from services.master.roster import Roster
-from services.master.worker import Worker
 from services.master.trainees import Trainee
-from services.master.trainers import Item, Items, Trainer
+from services.master.trainers import Item, Items, Trainer, account_of
+from services.master.worker import Worker
 
 _SLOT_FAULTS = 10
 _LONG_PAUSE_S = 60.0
@@ -59,12 +60,14 @@ class Training:
         outcomes: Outcomes,
         payload: Callable[[Op], bytes],
         counters: Counters,
+        meter: Meter,
     ) -> None:
         self._outbox = outbox
         self._config = config
         self._roster = roster
         self._outcomes = outcomes
         self._counters = counters
+        self._meter = meter
         self._dispatch = Dispatch(outbox, config, roster, outcomes, counters, payload, self._pause)
         self._trainees: dict[PolicyKey, Trainee] = {}
         self._trainers: dict[str, Trainer] = {}  # by worker name
@@ -132,6 +135,10 @@ class Training:
         if item is not None:
             self._counters.charge(message.tenant, message.busy_s - item.estimate_s)
             self._account(trainer, item, message)
+            use: Use = {
+                "trainer_s": message.busy_s, "samples": message.samples, "backbone_forwards": message.backbone_forwards
+            }  # fmt: skip
+            self._meter.worked(trainer.worker, account_of(item, message), use)
             if item.opening == item.trainee.opening:
                 item.trainee.answered(item.op, message.busy_s - message.page_s, well=message.result.error is None)
                 item.trainee.faults = 0
@@ -144,6 +151,8 @@ class Training:
         items = trainer.groups[message.task]
         key = (message.tenant, message.policy)
         failed = [items.pop(item) for item in list(items) if item[:2] == key]
+        first = failed[0].op.record.job if failed and failed[0].op is not None else ""
+        self._meter.worked(trainer.worker, bearer(Account(*key, first), message.error), {"trainer_s": message.busy_s})
         if failed and failed[0].opening == failed[0].trainee.opening:
             self._slot_failed(trainer, failed[0].trainee, message.error)
         self._conclude(trainer, message.task, last=message.last)

@@ -21,7 +21,6 @@ from services.master.curve import LossCurve, is_outcome
 from services.master.driving_job import DrivingJob, check_recipe, to_be_created
 from services.master.intake import feature_scope
 from services.master.job import Tools, mismatch
-from services.master.metering import NO_POLICY
 from services.master.ops import Op
 from services.master.outbox import refuse
 from services.master.plan import PlannedOp, TrainingPlan, compile_training
@@ -135,7 +134,6 @@ class TrainingJob(DrivingJob):
 
         def done(answer: EnvAnswer) -> None:
             del self._drawing[first]
-            self.tools.meter.add(self.tenant, NO_POLICY, {"env_s": answer.busy_s})
             if not isinstance(answer, IndicesDrawn) or len(answer.batches) != steps:
                 self.fail(failure(ErrorCode.INTERNAL, f"the sampler did not draw {steps} batches: see its log"))
                 return

@@ -152,6 +152,8 @@ class FakeTrainer(FakeWorker):
             error = failure(ErrorCode.INTERNAL, "open the slot again")
             return SlotFailed(task=group.task, attempt=group.attempt, tenant=key[0], policy=key[1], error=error)
         done = self.results.get((*key, item.seq, is_checkpoint))
+        if done is not None and item.replay:  # as the trainer does: it was charged when it was done
+            done = msgspec.structs.replace(done, busy_s=0.0)
         if done is None:
             assert item.seq == weights.applied_seq + (not is_checkpoint), (item.seq, weights)
             done = self.results[(*key, item.seq, is_checkpoint)] = self._apply(weights, item, send)
@@ -160,6 +162,7 @@ class FakeTrainer(FakeWorker):
 
     def _apply(self, weights: Weights, item: TrainItem, send: Send) -> TrainDone:
         key = (item.tenant, item.policy)
+        self.busy_s += 0.01
         result = OpResult(policy=item.policy, seq=item.seq)
         digest, nbytes, metrics = "", 0, {}
         if item.seq in self.killed_by and not item.skip and item.kind != "checkpoint":
@@ -221,7 +224,10 @@ class FakeInference(FakeWorker):
         if isinstance(message, WeightsOffer):
             self.offers.append(message)
             if self.applies:
-                applied = WeightsApplied(tenant=message.tenant, policy=message.policy, version=message.version)
+                self.busy_s += 0.02
+                applied = WeightsApplied(
+                    tenant=message.tenant, policy=message.policy, version=message.version, busy_s=0.02
+                )
                 self.world.say(self.peer, applied)
             return
         assert isinstance(message, PredictGroup)
@@ -234,6 +240,7 @@ class FakeInference(FakeWorker):
         for index, item in enumerate(message.items):
             buffers.append(np.zeros((1, 1, 2), np.float32).tobytes())
             actions = Array(dtype="<f4", shape=(1, 1, 2), frame=index)
+            self.busy_s += 0.001
             items.append(
                 Predicted(
                     request=item.request,
@@ -273,6 +280,7 @@ class FakeEnv(FakeWorker):
 
     def answer(self, message: Any) -> Any:
         place = {"task": message.task, "attempt": message.attempt, "busy_s": 0.5}
+        self.busy_s += 0.5
         match message:
             case PrepareDataset():
                 return DatasetPrepared(**place, manifest="m" * 64, manifest_nbytes=50, blobs=(("b" * 64, 10),))

@@ -768,10 +768,11 @@ def test_simulator_time_is_metered(world: World) -> None:
     evaluated(world, cluster)
     submit(world, evaluation())
     cluster.run()
-    lines = {line.policy: line for line in world.ask(GetUsage(), UsageReport).lines}
-    assert lines["p"].env_s == pytest.approx(1.5)
-    assert lines[""].env_s > 0  # preparing and sampling
-    assert lines[""].bytes_stored > 0
+    lines = {(line.policy, line.job): line for line in world.ask(GetUsage(), UsageReport).lines}
+    assert lines["p", "evaluate-2"].env_s == pytest.approx(1.5)
+    assert lines["p", "sft-1"].env_s > 0  # sampling
+    assert lines["", ""].env_s > 0  # preparing the data set
+    assert lines["", ""].bytes_stored > 0
 
 
 def test_an_evaluation_on_a_data_set_gives_the_action_error(world: World) -> None:

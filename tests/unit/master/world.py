@@ -278,7 +278,11 @@ class World:
 
 
 class FakeWorker:
-    """What fake workers have in common: a life, a connection, an inbox that the test empties."""
+    """What fake workers have in common: a life, a connection, an inbox that the test empties.
+
+    Attributes:
+        busy_s: what its answers took, and what else a test says that it took.
+    """
 
     role = ""
 
@@ -288,6 +292,7 @@ class FakeWorker:
         self.incarnation = incarnation
         self.inbox: deque[Send] = deque()
         self.received: list[Message] = []
+        self.busy_s = 0.0
         self.register_with: dict[str, Any] = {"role": self.role, "pid": 1, "backbone_name": "lite", **register}
         self.peer = world.new_peer("back")
         self.connect()
@@ -306,7 +311,7 @@ class FakeWorker:
         self.inbox.clear()
 
     def beat(self) -> None:
-        self.world.say(self.peer, Beat(progress=1, phase="working", busy_s=0.0))
+        self.world.say(self.peer, Beat(progress=1, phase="working" if self.inbox else "idle", busy_s=self.busy_s))
 
     def work(self, count: int | None = None) -> int:
         """Do what is in the inbox (or so many pieces of it)."""
