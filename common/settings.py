@@ -53,6 +53,8 @@ class MasterSettings(RoleSettings):
 
     Attributes:
         keys_dir: the folder of keys (`joynexus.keyring`).
+        journal_url: where the journal is, if not in a file of `state_dir`: `postgresql://user@host:5432/database`. The
+            password is in the file that PGPASSFILE names.
         front_control, front_bulk: where tenants are listened to.
         back_control, back_bulk: where workers are listened to.
         beat_ms: how often a worker beats.
@@ -77,6 +79,7 @@ class MasterSettings(RoleSettings):
     role: ClassVar[str] = "master"
 
     keys_dir: Path = Path(".joynexus/keys")
+    journal_url: str = ""
     front_control: str = "tcp://127.0.0.1:5710"
     front_bulk: str = "tcp://127.0.0.1:5711"
     back_control: str = "tcp://127.0.0.1:5712"
@@ -214,24 +217,47 @@ class HealthSettings(WorkerSettings):
     """The health service.
 
     Attributes:
-        cluster_dir: folder of a cluster on this machine whose processes it looks after; empty: it only watches.
+        cluster_dir: folder of a cluster on this machine whose processes it looks after.
+        engine: or the Docker Engine's socket, `unix:///var/run/docker.sock`: the containers of its own compose project.
+        scale: how many of a group there may be, `env=1-4,inference=1-3`; empty: nobody starts or stops any. (A local
+            cluster is told by `joynexus up --scale` and `joynexus scale`.)
+        scale_down_s: one leaves when for so long one less would have done.
         lost_s: a worker that the master has lost for so long, while its process lives, is killed and started again.
         master_silent_s: so is a master that has not answered for so long.
-        listen: `host:port` of the dashboard, `/healthz`, `/readyz` and `/metrics`.
     """
 
     role: ClassVar[str] = "health"
 
     cluster_file: Path = Path(".joynexus/keys/health/client.toml")
     cluster_dir: Path | None = None
+    engine: str = ""
+    scale: str = ""
+    scale_down_s: float = Field(60.0, gt=0)
     lost_s: float = Field(20.0, gt=0)
     master_silent_s: float = Field(30.0, gt=0)
+
+
+class DashboardSettings(WorkerSettings):
+    """The dashboard.
+
+    Attributes:
+        listen: `host:port` of its pages, `/healthz`, `/readyz` and `/metrics`.
+        dashboard_url: by which address browsers reach it, if that is another (behind a proxy with TLS: `https://…`).
+        dashboard_hosts: further names by which they may, with commas between them; the address's own name and the
+            loopback's are always among them.
+    """
+
+    role: ClassVar[str] = "dashboard"
+
+    cluster_file: Path = Path(".joynexus/keys/dashboard/client.toml")
     listen: str = "127.0.0.1:5714"
+    dashboard_url: str = ""
+    dashboard_hosts: str = ""
 
 
 S = TypeVar("S", bound=RoleSettings)
 
-ALL_SETTINGS = (MasterSettings, TrainerSettings, InferenceSettings, EnvSettings, HealthSettings)
+ALL_SETTINGS = (MasterSettings, TrainerSettings, InferenceSettings, EnvSettings, HealthSettings, DashboardSettings)
 
 
 def load_settings(kind: type[S]) -> S:

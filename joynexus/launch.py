@@ -25,14 +25,22 @@ from joynexus.client import connect
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile
 from joynexus.local import ClusterPlan, HealthReport, LocalCluster, RolePlan
+from joynexus.scale import parse_scale
 from joynexus.wire import JoyNexusError
 
 DOWN_S = 45.0
+WORKERS = ("trainer", "inference", "env")
+"""Groups of processes that there may be several of."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `joynexus up` is told. Names and meanings are those of the roles' settings (`JOYNEXUS_<NAME>`)."""
+    """What `joynexus up` is told. Names and meanings are those of the roles' settings (`JOYNEXUS_<NAME>`).
+
+    Attributes:
+        scale: from how many to how many processes of a kind health may run, `env=1-4`; for others it runs as many as
+            are named here.
+    """
 
     backbone: str = "lite"
     image_side: int = 0
@@ -42,6 +50,7 @@ class Options:
     trainers: int = 1
     inference: int = 1
     env_workers: int = 1
+    scale: str = ""
     simulator_processes: int = 2
     max_slots: int = 16
     datasets_dir: Path | None = None
@@ -74,6 +83,9 @@ def _up(cluster: LocalCluster, options: Options, say: Callable[[str], None]) -> 
     if pid := cluster.running("health"):
         raise ValueError(f"a cluster is up in {folder} already (health is process {pid}): use it, or `joynexus down`")
     root = checkout()
+    limits = parse_scale(options.scale)
+    if unknown := limits.keys() - WORKERS:
+        raise ValueError(f"there is no '{min(unknown)}' that could be scaled: there are {', '.join(WORKERS)}")
     orphans = cluster.all_running()
     if orphans:
         say(f"taking over what still runs: {', '.join(orphans)}")
@@ -82,6 +94,7 @@ def _up(cluster: LocalCluster, options: Options, say: Callable[[str], None]) -> 
         addresses = free_addresses(cluster.keys)
         make_keys(cluster, addresses)
         cluster.save_plan(make_plan(cluster, addresses, options, root))
+        cluster.save_scale(limits)
     cluster.health_file.unlink(missing_ok=True)
     health = start_health(cluster, root, options.log_level)
     try:

@@ -7,6 +7,7 @@ by name: a pid counts only while the process has the start time that was written
     state/ blobs/     what must survive                cache/   what may be deleted
     run/plan.json     roles that are to run            run/health.json  what health knows of them
     run/<name>.pid    process of an instance           run/<name>.log   its output
+    run/scale.json    how many there may be, if anybody said so
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import os
 import select
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from joynexus.keys import write_private
+from joynexus.scale import Range, parse_scale
+from joynexus.wire.back import Decision
 
 _WORDS = 300
 """Characters that are told of the last line of a log."""
@@ -32,12 +36,14 @@ class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the instance (`trainer`, `env-2`).
-        role: `python -m services.<role>` runs it.
+        role: what it registers as.
+        module: `python -m <module>` runs it; empty: `services.<role>`.
         env: its environment variables beside the inherited ones.
     """
 
     name: str
     role: str
+    module: str = ""
     env: dict[str, str] = {}
 
 
@@ -59,7 +65,9 @@ class InstanceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """What health knows of one instance.
 
     Attributes:
-        state: `starting`, `running` (registered), `restarting` (waits for its next start), `crash-loop`, `stopped`.
+        state: `starting`, `running` (registered), `restarting` (waits for its next start), `crash-loop`, `leaving`
+            (finishes what it has, and is no more).
+        instance: what it registers with at the master; empty if only its pid is known.
         restarts: since health has known it.
         reason: why it was last restarted.
     """
@@ -68,15 +76,21 @@ class InstanceHealth(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     state: str
     pid: int = 0
+    instance: str = ""
     restarts: int = 0
     reason: str = ""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`run/health.json`."""
+    """`run/health.json`.
+
+    Attributes:
+        decisions: the last ones on how many instances there should be, oldest first.
+    """
 
     pid: int
     instances: tuple[InstanceHealth, ...]
+    decisions: tuple[Decision, ...] = ()
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +111,7 @@ class LocalCluster:
         self.client_file = self.folder / "client.toml"
         self.plan_file = self.run / "plan.json"
         self.health_file = self.run / "health.json"
+        self.scale_file = self.run / "scale.json"
 
     def log_file(self, name: str) -> Path:
         """Return where an instance writes its output."""
@@ -138,6 +153,21 @@ class LocalCluster:
             return msgspec.json.decode(self.health_file.read_bytes(), type=HealthReport)
         except (OSError, msgspec.MsgspecError):
             return None
+
+    def save_scale(self, limits: Mapping[str, Range]) -> None:
+        """Write down how many processes of each group there may be."""
+        words = {group: str(limit) for group, limit in limits.items()}
+        write_private(self.scale_file, msgspec.json.format(msgspec.json.encode(words)) + b"\n")
+
+    def load_scale(self) -> dict[str, Range]:
+        """Read how many there may be; ValueError with one sentence if that cannot be read."""
+        try:
+            words = msgspec.json.decode(self.scale_file.read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ValueError(f"{self.scale_file} cannot be read ({error}): `joynexus scale` writes it anew") from error
+        return parse_scale(",".join(f"{group}={limit}" for group, limit in words.items()))
 
     # Processes
 

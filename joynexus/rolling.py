@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from joynexus.client import Client, connect
 from joynexus.launch import start_health
-from joynexus.local import ClusterPlan, LocalCluster
+from joynexus.local import LocalCluster
 from joynexus.wire import JoyNexusError
 
 HEALTH = "health"
@@ -47,15 +47,17 @@ def restart(
     """
     cluster = LocalCluster(folder)
     plan = cluster.load_plan()
-    names = chosen(plan, which)
     if not cluster.running(HEALTH):
         raise ValueError(f"health does not run in {folder}, and it starts the roles again: run `joynexus up` first")
+    report = cluster.load_health()
+    instances = () if report is None else report.instances
+    names = chosen({i.name: i.role for i in instances if i.state != "leaving"}, which)
     try:
         client = connect(cluster.client_file)
     except JoyNexusError as error:
         raise ValueError(f"the cluster in {folder} does not serve, so nothing was restarted: {error}") from error
     with client:
-        _wait_until_back(cluster, plan, client, timeout_s)
+        _wait_until_back(cluster, client, timeout_s)
         for name in names:
             say(f"restarting {name}")
             old = cluster.running(name)
@@ -64,13 +66,18 @@ def restart(
                 start_health(cluster, Path(plan.root), plan.roles[0].env.get("JOYNEXUS_LOG_LEVEL", "info"))
             elif cluster.end([name], grace_s=grace_s):
                 say(f"{name} had not ended after {grace_s:g} s and was killed")
-            _wait_until_back(cluster, plan, client, timeout_s, name=name, old=old)
+            _wait_until_back(cluster, client, timeout_s, name=name, old=old)
     return names
 
 
-def chosen(plan: ClusterPlan, which: Sequence[str]) -> list[str]:
-    """Return the names of the processes that are meant, in the order in which they go; ValueError for a wrong word."""
-    roles = {role.name: role.role for role in plan.roles} | {HEALTH: HEALTH}
+def chosen(roles: Mapping[str, str], which: Sequence[str]) -> list[str]:
+    """Return the names of the processes that are meant, in the order in which they go; ValueError for a wrong word.
+
+    Args:
+        roles: role by name, of those that health looks after.
+        which: as in `restart`.
+    """
+    roles = {**roles, HEALTH: HEALTH}
     meant: set[str] = set()
     for word in which:
         found = [name for name, role in roles.items() if word == role] or [name for name in roles if word == name]
@@ -82,21 +89,21 @@ def chosen(plan: ClusterPlan, which: Sequence[str]) -> list[str]:
 
 
 def _wait_until_back(
-    cluster: LocalCluster, plan: ClusterPlan, client: Client, timeout_s: float, *, name: str = "", old: int = 0
+    cluster: LocalCluster, client: Client, timeout_s: float, *, name: str = "", old: int = 0
 ) -> None:
     """Wait until all roles run and the master knows them; of `name`, another process than `old`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        running = {role.name: cluster.running(role.name) for role in plan.roles} | {HEALTH: cluster.running(HEALTH)}
-        report = cluster.load_health()
-        instances = () if report is None or report.pid != running[HEALTH] else report.instances
+        health, report = cluster.running(HEALTH), cluster.load_health()
+        known = () if report is None or report.pid != health else report.instances
+        instances = [instance for instance in known if instance.state != "leaving"]
         for instance in instances:
             if instance.state == "crash-loop":
                 log = cluster.log_file(instance.name)
                 raise ValueError(f"{instance.name} does not start again: {instance.reason} (see {log})")
-        up = bool(instances) and all(i.state == "running" and i.pid == running[i.name] for i in instances)
-        if up and (not name or running[name] != old):
-            workers = {running[role.name] for role in plan.roles if role.role != "master"}
+        up = bool(instances) and all(i.state == "running" and i.pid == cluster.running(i.name) for i in instances)
+        if up and (not name or cluster.running(name) != old):
+            workers = {instance.pid for instance in instances if instance.role != "master"}
             with contextlib.suppress(JoyNexusError):  # the master may only just be back
                 if workers <= {role.pid for role in client.status().roles if role.phase != "lost"}:
                     return

@@ -36,6 +36,12 @@ def up(
     trainers: Annotated[int, typer.Option(min=1, help="Trainers.")] = 1,
     inference: Annotated[int, typer.Option(min=1, help="Inference services.")] = 1,
     env_workers: Annotated[int, typer.Option(min=1, help="Env services.")] = 1,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="As many as there is work for: env=1-4,inference=1-2. Later: joynexus scale.", envvar="JOYNEXUS_SCALE"
+        ),
+    ] = "",
     simulator_processes: Annotated[int, typer.Option(min=1, help="Simulator processes of each env service.")] = 2,
     max_slots: Annotated[int, typer.Option(min=1, help="Policies in memory at once, of each trainer.")] = 16,
     datasets_dir: Annotated[Path | None, typer.Option(help="Folder with data sets to mount.")] = None,
@@ -59,6 +65,7 @@ def up(
         trainers=trainers,
         inference=inference,
         env_workers=env_workers,
+        scale=scale,
         simulator_processes=simulator_processes,
         max_slots=max_slots,
         datasets_dir=datasets_dir,

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _datasets, _env, _jobs, _policies, _run, _status
+from joynexus.cli import _admin, _cluster, _datasets, _env, _jobs, _policies, _run, _scale, _status
 
 commands = typer.Typer(
     name="joynexus",
@@ -21,6 +21,7 @@ commands = typer.Typer(
     add_completion=False,
 )
 _cluster.add_to(commands)
+commands.command()(_scale.scale)
 commands.command()(_status.status)
 _run.add_to(commands)
 _policies.add_to(commands)

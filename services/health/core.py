@@ -1,7 +1,8 @@
-"""Health's core: which instance is started, killed or left alone, and why. No processes, no sockets, no clock.
+"""Health's core: which instance is started, stopped, killed or left alone, and why. No processes, sockets or clock.
 
-In: what happened to the instances' processes, and the master's picture of the cluster. Out: starts and kills. Never:
-a restart of anything that did not fail, or an endless fast loop of restarts.
+In: what happened to the instances' processes, the master's picture of the cluster, how many there should be. Out:
+starts, stops and kills. Never: a restart of anything that did not fail or that was to leave, or an endless fast loop
+of restarts.
 
 The rules:
 
@@ -14,16 +15,21 @@ The rules:
 - A live process is killed (and so started again) if the master lost it, if it does not register, or if its counter
   stands still while it works: each longer than its own watchdog would have taken.
 - A silent master is killed likewise.
+- Of a group that is to have fewer processes, those leave that are idle, the last to come first; the first of a group
+  stays. Who leaves finishes what it has (`LEAVE_S` at most), and is no more.
 """
 
 from __future__ import annotations
 
+import math
 import signal
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
 
 from joynexus.local import InstanceHealth
+from joynexus.scale import group_of, instance_name, number_of
 from joynexus.wire.front import RoleStatus
 
 PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -42,19 +48,32 @@ REGISTER_S = 300.0
 """A worker that has not registered for so long is wedged; loading a model may take minutes."""
 STALL_S = 900.0
 """A work loop whose counter stands still for so long in a phase other than idle is wedged."""
-
-
-class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """These instances run already, from before this health process; the first event of all."""
-
-    pids: dict[str, int]
+LEAVE_S = {"env": 1800.0, "trainer": 120.0}
+"""How long a role may take to finish when it is to leave (else 60 s): an episode of a slow simulator takes minutes."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's process runs."""
+    """An instance's process runs.
+
+    Attributes:
+        instance: what it registers with at the master; empty if only its pid is known.
+    """
 
     name: str
     pid: int
+    instance: str = ""
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """These instances run that this health process did not start; the first event of all, and possibly a later one."""
+
+    running: tuple[Started, ...]
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody took an instance away, and it is to stay away."""
+
+    name: str
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,20 +92,33 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The master answered: its own pid is known by its pid file, these are the workers it knows."""
+    """The master answered: these are the workers it knows."""
 
     roles: tuple[RoleStatus, ...]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """A group is to have so many instances, one at least."""
+
+    group: str
+    count: int
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Time passed."""
 
 
-Event = Adopted | Started | Ended | Seen | Tick
+Event = Adopted | Started | Ended | Removed | Seen | Scale | Tick
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Start an instance."""
+
+    name: str
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """Have an instance finish what it has and end for good; `Ended` or `Removed` follows."""
 
     name: str
 
@@ -98,7 +130,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-Command = Start | Kill
+Command = Start | Stop | Kill
 
 
 @dataclass(slots=True)
@@ -106,8 +138,12 @@ class _Instance:
     name: str
     role: str
     pid: int = 0
-    start_at: float | None = 0.0  # when to start it; None while its process runs (or is being started)
+    instance: str = ""
+    start_at: float | None = 0.0  # when to start it; None while its process runs (or somebody else starts it)
     started_at: float = 0.0
+    born: float = -math.inf  # its process registered later than this
+    leaving_since: float | None = None
+    phase: str = ""
     failures: int = 0
     restarts: int = 0
     reason: str = ""
@@ -124,11 +160,13 @@ class HealthCore:
 
     Args:
         roles: role by instance name, in the order in which they are started.
+        starts_again: start what ended; otherwise somebody else does, and `Started` says when.
         lost_s: a worker that the master has lost for so long, while its process lives, is wedged.
         master_silent_s: and so is a master that has not answered for so long.
     """
 
     roles: dict[str, str]
+    starts_again: bool = True
     lost_s: float = LOST_S
     master_silent_s: float = MASTER_SILENT_S
     _instances: dict[str, _Instance] = field(default_factory=dict)
@@ -141,15 +179,21 @@ class HealthCore:
         """Take one event; return what is to be done."""
         match event:
             case Adopted():
-                for name, pid in event.pids.items():
-                    self._started(self._instances[name], pid, now)
+                for started in event.running:
+                    if started.name not in self._instances:
+                        self._add(started.name)
+                    self._started(started, now, adopted=True)
             case Started():
-                self._started(self._instances[event.name], event.pid, now)
+                self._started(event, now)
             case Ended():
                 self._ended(self._instances[event.name], event, now)
+            case Removed():
+                self._instances.pop(event.name, None)
             case Seen():
                 self._master_heard = now
                 self._seen(event.roles, now)
+            case Scale():
+                return [*self._scale(event, now), *self._starts(now)]
             case Tick():
                 pass
         return [*self._kills(now), *self._starts(now)]
@@ -158,24 +202,61 @@ class HealthCore:
         """Describe all instances."""
         return tuple(
             InstanceHealth(
-                name=i.name, role=i.role, state=self._state(i), pid=i.pid, restarts=i.restarts, reason=i.reason
+                name=i.name,
+                role=i.role,
+                state=self._state(i),
+                pid=i.pid,
+                instance=i.instance,
+                restarts=i.restarts,
+                reason=i.reason,
             )
             for i in self._instances.values()
         )
 
+    def wanted(self) -> dict[str, int]:
+        """Return how many instances each group is to have; the master is no group."""
+        return Counter(group_of(i.name) for i in self._instances.values() if _stays(i) and i.role != "master")
+
     def _state(self, instance: _Instance) -> str:
-        if instance.start_at is not None and instance.failures >= LOOP_FAILURES:
+        if instance.leaving_since is not None:
+            return "leaving"
+        if not instance.pid and instance.failures >= LOOP_FAILURES:
             return "crash-loop"
-        if instance.start_at is not None:
+        if not instance.pid:
             return "restarting" if instance.restarts or instance.reason else "starting"
         return "running" if self._is_up(instance) else "starting"
 
     def _is_up(self, instance: _Instance) -> bool:
         return self._master_heard is not None if instance.role == "master" else instance.known
 
-    def _started(self, instance: _Instance, pid: int, now: float) -> None:
-        instance.pid, instance.start_at, instance.started_at = pid, None, now
-        instance.known, instance.unknown_since, instance.doomed = False, None, ""
+    def _add(self, name: str) -> _Instance:
+        role = self.roles.get(group_of(name), group_of(name).partition("-")[0])  # `env-maniskill` is an env, too
+        self._instances[name] = instance = _Instance(name=name, role=role)
+        return instance
+
+    def _scale(self, event: Scale, now: float) -> list[Command]:
+        stay = [i for i in self._instances.values() if group_of(i.name) == event.group and _stays(i)]
+        taken = {number_of(i.name) for i in self._instances.values() if group_of(i.name) == event.group}
+        free = (number for number in range(1, len(taken) + event.count + 1) if number not in taken)
+        for number, _ in zip(free, range(event.count - len(stay)), strict=False):
+            self._add(instance_name(event.group, number)).start_at = now
+        stops: list[Command] = []
+        first = min(stay, key=lambda i: number_of(i.name), default=None)
+        others = [i for i in stay if i is not first]
+        others.sort(key=lambda i: (i.phase not in ("", "idle"), -number_of(i.name)))
+        for instance in others[: max(0, len(stay) - event.count)]:
+            if self.starts_again and not instance.pid:  # nothing of it runs, and nothing will
+                del self._instances[instance.name]
+                continue
+            instance.leaving_since = now
+            stops.append(Stop(name=instance.name))
+        return stops
+
+    def _started(self, started: Started, now: float, *, adopted: bool = False) -> None:
+        instance = self._instances[started.name]
+        instance.pid, instance.instance = started.pid, started.instance
+        instance.start_at, instance.started_at, instance.born = None, now, -math.inf if adopted else now
+        instance.known, instance.unknown_since, instance.doomed, instance.phase = False, None, "", ""
         instance.progress, instance.progress_at = -1, now
         if instance.role == "master":
             self._master_heard = None
@@ -183,6 +264,9 @@ class HealthCore:
                 other.unknown_since = None
 
     def _ended(self, instance: _Instance, event: Ended, now: float) -> None:
+        if not _stays(instance) if self.starts_again else not instance.pid:  # it has left; or it never was there
+            del self._instances[instance.name]
+            return
         was_up = self._is_up(instance)
         if now - instance.started_at >= STABLE_S:
             instance.failures = 0
@@ -195,19 +279,23 @@ class HealthCore:
         instance.restarts += 1
         instance.reason = instance.doomed or event.how
         instance.pid, instance.known = 0, False
-        instance.start_at = now + pause
+        instance.start_at = now + pause if self.starts_again else None
 
     def _seen(self, roles: tuple[RoleStatus, ...], now: float) -> None:
-        by_pid = {status.pid: status for status in roles if status.phase != "lost"}
+        living = [status for status in roles if status.phase != "lost"]
+        by_instance = {status.instance: status for status in living if status.instance}
+        by_pid = {status.pid: status for status in living if not status.instance}  # a worker that does not say it
         for instance in self._instances.values():
             if instance.role == "master" or not instance.pid:
                 continue
-            status = by_pid.get(instance.pid)
+            status = by_instance.get(instance.instance) or by_pid.get(instance.pid)
+            if status is not None and now - status.uptime_s < instance.born:
+                status = None  # the process before this one, which the master does not know to be dead yet
             if status is None:
                 if instance.unknown_since is None:
                     instance.unknown_since = now
                 continue
-            instance.known, instance.unknown_since = True, None
+            instance.known, instance.unknown_since, instance.phase = True, None, status.phase
             if status.progress != instance.progress or status.phase in ("idle", "quarantined"):
                 instance.progress, instance.progress_at = status.progress, now
 
@@ -221,6 +309,9 @@ class HealthCore:
 
     def _wedged(self, instance: _Instance, now: float) -> str:
         """Say why a live process is of no use any more; empty if it is (or if that cannot be told now)."""
+        if instance.leaving_since is not None:
+            leaves, may = now - instance.leaving_since, LEAVE_S.get(instance.role, 60.0)
+            return f"it was to leave, and had not finished after {may:.0f} s" if leaves >= may else ""
         if instance.role == "master":
             silent = now - max(instance.started_at, self._master_heard or 0.0)
             return f"it did not answer for {silent:.0f} s" if silent >= self.master_silent_s else ""
@@ -245,3 +336,7 @@ class HealthCore:
                 instance.started_at = now
                 starts.append(Start(name=instance.name))
         return starts
+
+
+def _stays(instance: _Instance) -> bool:
+    return instance.leaving_since is None

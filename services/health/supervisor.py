@@ -1,6 +1,7 @@
 """Who starts and ends processes: one interface, and its back end for local processes.
 
-In: names of instances. Out: their processes, as children with files of their own for output, or adopted by pid file.
+In: names of instances; a new one is like the first of its group. Out: their processes, as children with files of their
+own for output, or adopted by pid file.
 Never: a shell, a signal to a process that is not surely the instance, or the death of a role because health died.
 """
 
@@ -9,38 +10,44 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from joynexus.local import ClusterPlan, LocalCluster, wait_gone
-from services.health.core import Ended
+from joynexus.scale import group_of
+from services.health.core import Adopted, Ended, Removed, Started
 
 LOG_BYTES = 20 * 1024 * 1024
 """A log larger than this is put aside (one older one is kept) when its instance is started."""
 
+_LAST_WORDS = {"PYTHONUNBUFFERED": "1"}
+"""So that they stand last in a log."""
+
 
 class Supervisor(Protocol):
-    """Starts, kills and notices the end of instances."""
+    """Starts, stops, kills and notices what becomes of instances."""
 
-    def adopt(self) -> dict[str, int]:
-        """Take over what runs already; return pids by name."""
+    def adopt(self) -> Adopted:
+        """Take over what runs already."""
         ...
 
-    def start(self, name: str) -> int:
-        """Start an instance and return its pid; OSError if that is not possible."""
+    def start(self, name: str) -> Started:
+        """Start an instance; OSError if that is not possible."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """Have an instance finish what it has and end for good."""
         ...
 
     def kill(self, name: str) -> None:
         """Kill an instance at once."""
         ...
 
-    def ended(self) -> list[Ended]:
-        """Return what ended since the last call."""
-        ...
-
-    def stop_all(self, grace_s: float) -> list[str]:
-        """End all instances in an orderly way; return those that had to be killed."""
+    def changes(self) -> Sequence[Adopted | Started | Ended | Removed]:
+        """Return what happened since the last call, beside what was done here."""
         ...
 
 
@@ -59,26 +66,24 @@ class LocalSupervisor:
         self._handles: dict[str, int] = {}
         self._pids: dict[str, int] = {}
         self._out_of_memory: dict[str, int | None] = {}  # the kernel's count when an instance was started
+        self._stopped: set[str] = set()
 
-    def adopt(self) -> dict[str, int]:
+    def adopt(self) -> Adopted:
         """Take over what runs already, by pid file and start time."""
-        adopted: dict[str, int] = {}
-        for name in self._roles:
-            pid = self._cluster.running(name)
-            if pid and self._watch(name, pid):
-                adopted[name] = pid
-        return adopted
+        running = self._cluster.all_running().items()
+        ours = [(name, pid) for name, pid in running if group_of(name) in self._roles and self._watch(name, pid)]
+        return Adopted(running=tuple(Started(name=name, pid=pid, instance=_instance(name)) for name, pid in ours))
 
-    def start(self, name: str) -> int:
+    def start(self, name: str) -> Started:
         """Start an instance in a session of its own, so that neither Ctrl-C nor this process's end reaches it."""
-        role = self._roles[name]
+        role = self._roles.get(name) or self._roles[group_of(name)]
         log = self._cluster.log_file(name)
         _put_aside(log)
         with log.open("ab") as output:
             child = subprocess.Popen(
-                [self._plan.python, "-m", f"services.{role.role}"],
+                [self._plan.python, "-m", role.module or f"services.{role.role}"],
                 cwd=self._plan.root,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **role.env},  # last words stand last in the log
+                env={**os.environ, **role.env, "JOYNEXUS_INSTANCE": _instance(name), **_LAST_WORDS},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -93,14 +98,18 @@ class LocalSupervisor:
         self._children[name] = child
         self._out_of_memory[name] = _out_of_memory()
         self._watch(name, child.pid)
-        return child.pid
+        return Started(name=name, pid=child.pid, instance=_instance(name))
+
+    def stop(self, name: str) -> None:
+        """Have an instance finish and end; its pid file goes with it."""
+        self._stopped.add(name)
+        self._signal(name, signal.SIGTERM)
 
     def kill(self, name: str) -> None:
-        """Kill an instance at once; `ended` tells when it is gone."""
-        if name in self._handles:
-            signal.pidfd_send_signal(self._handles[name], signal.SIGKILL)
+        """Kill an instance at once; `changes` tells when it is gone."""
+        self._signal(name, signal.SIGKILL)
 
-    def ended(self) -> list[Ended]:
+    def changes(self) -> list[Ended]:
         """Return what ended since the last call, with the last line of its log."""
         gone: list[Ended] = []
         for name, handle in list(self._handles.items()):
@@ -117,14 +126,22 @@ class LocalSupervisor:
                 how = "it ended (it was started by an earlier health process, so its exit code is unknown)"
             os.close(handle)
             del self._handles[name]
+            if name in self._stopped:
+                self._stopped.remove(name)
+                self._cluster.forget(name)
             gone.append(Ended(name=name, how=how + self._cluster.last_words(name), code=code, outside=outside))
         return gone
 
     def stop_all(self, grace_s: float) -> list[str]:
-        """End workers first, so that they can hand over what they have, then the master."""
-        workers = [name for name, role in self._roles.items() if role.role != "master"]
-        masters = [name for name, role in self._roles.items() if role.role == "master"]
-        return [*self._cluster.stop(workers, grace_s=grace_s), *self._cluster.stop(masters, grace_s=grace_s)]
+        """End workers first, so that they can hand over what they have, then the master; return who was killed."""
+        names = {*self._roles, *self._pids}
+        workers = sorted(names - {"master"})
+        return [*self._cluster.stop(workers, grace_s=grace_s), *self._cluster.stop(["master"], grace_s=grace_s)]
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        if name in self._handles:
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                signal.pidfd_send_signal(self._handles[name], number)
 
     def _watch(self, name: str, pid: int) -> bool:
         try:
@@ -153,6 +170,11 @@ def _out_of_memory() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def _instance(name: str) -> str:
+    """Return what an instance registers with: the same in all its lives, and nowhere else."""
+    return f"{socket.gethostname()}/{name}"
 
 
 def _how(code: int) -> str:

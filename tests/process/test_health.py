@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import pytest
 from common.exits import EXIT_CONFIG
 from joynexus import launch
 from joynexus.local import ClusterPlan, HealthReport, InstanceHealth, LocalCluster, RolePlan
-from joynexus.wire.front import ClusterStatus, RoleStatus, Status
+from joynexus.scale import Range, group_of
+from joynexus.wire.back import ClusterView, ViewCluster
+from joynexus.wire.front import RoleStatus
 from tests.process.fake_master import FakeMaster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,17 +99,24 @@ class Cluster:
     def _answer(self) -> None:
         while not self._stop.is_set():
             try:
-                asked = self._master.expect(Status, timeout_s=0.1)
+                asked = self._master.expect(ViewCluster, timeout_s=0.1)
             except AssertionError:
                 continue
             roles = tuple(
-                RoleStatus(role=name, worker=f"{name}-1", phase="idle", progress=0, busy_s=0, uptime_s=1, pid=pid)
+                RoleStatus(
+                    role=name,
+                    worker=f"{name}-1",
+                    phase="idle",
+                    progress=0,
+                    busy_s=0,
+                    uptime_s=0,
+                    pid=pid,
+                    instance=f"{socket.gethostname()}/{name}",
+                )
                 for name, pid in self.local.all_running().items()
-                if name in self.known
+                if group_of(name) in self.known
             )
-            status = ClusterStatus(
-                server="s", uptime_s=1.0, roles=roles, lanes=(), policies=0, jobs_running=0, versions_in_service=0
-            )
+            status = ClusterView(at=0.0, server="s", uptime_s=1.0, roles=roles)
             self._master.give(status, re=asked.header.id)
 
 
@@ -148,6 +158,30 @@ def test_roles_outlive_health_and_the_next_health_adopts_them(cluster: Cluster) 
     assert {name: pid for name, pid in cluster.local.all_running().items() if name != "health"} == before
     os.kill(before["env"], signal.SIGKILL)
     cluster.until(lambda: cluster.report()["env"].restarts == 1 and cluster.running())
+
+
+def test_processes_are_started_and_end_as_the_operator_says_and_the_next_health_goes_on_with_them(
+    cluster: Cluster,
+) -> None:
+    first = cluster.start_health()
+    cluster.until(cluster.running)
+    cluster.local.save_scale({"env": Range(3, 3)})
+    cluster.until(lambda: len(cluster.report()) == 5 and {i.state for i in cluster.report().values()} == {"running"})
+    before = {name: pid for name, pid in cluster.local.all_running().items() if name != "health"}
+    assert set(before) == {"master", "trainer", "env", "env-2", "env-3"}
+    first.kill()
+    first.wait()
+    cluster.local.health_file.unlink()
+    cluster.start_health()
+    cluster.until(lambda: len(cluster.report()) == 5)
+    assert {name: pid for name, pid in cluster.local.all_running().items() if name != "health"} == before
+    cluster.local.save_scale({"env": Range(1, 2)})
+    cluster.until(lambda: set(cluster.report()) == {"master", "trainer", "env", "env-2"})
+    assert not (cluster.local.run / "env-3.pid").exists()
+    log = cluster.local.log_file("health").read_text()
+    assert "the operator wants 3" in log
+    assert "the operator's limits are 1-2" in log
+    assert not [line for line in log.splitlines() if "[warning" in line]
 
 
 def test_second_health_for_the_same_cluster_refuses(cluster: Cluster) -> None:

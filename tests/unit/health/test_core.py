@@ -9,17 +9,36 @@ import pytest
 from joynexus.local import InstanceHealth
 from joynexus.wire.front import RoleStatus
 from services.health import core
-from services.health.core import Adopted, Command, Ended, HealthCore, Kill, Seen, Start, Started, Tick
+from services.health.core import (
+    Adopted,
+    Command,
+    Ended,
+    HealthCore,
+    Kill,
+    Removed,
+    Scale,
+    Seen,
+    Start,
+    Started,
+    Stop,
+    Tick,
+)
 
 ROLES = {"master": "master", "trainer": "trainer", "env": "env"}
 PIDS = {"master": 1, "trainer": 2, "env": 3}
 
 
-def role(name: str, *, progress: int = 0, phase: str = "idle", pid: int = 0) -> RoleStatus:
+def role(
+    name: str, *, progress: int = 0, phase: str = "idle", pid: int = 0, instance: str = "", uptime_s: float = 0.0
+) -> RoleStatus:
     return RoleStatus(
-        role=ROLES[name], worker=f"{name}-1", phase=phase, progress=progress, busy_s=0.0, uptime_s=0.0,
-        pid=pid or PIDS[name],
+        role=ROLES.get(name, name), worker=f"{name}-1", phase=phase, progress=progress, busy_s=0.0, uptime_s=uptime_s,
+        pid=0 if instance else pid or PIDS[name], instance=instance,
     )  # fmt: skip
+
+
+def adopted(*names: str) -> Adopted:
+    return Adopted(running=tuple(Started(name=name, pid=PIDS[name]) for name in names))
 
 
 def all_seen() -> Seen:
@@ -56,7 +75,7 @@ def test_everything_is_started_at_once_the_master_first() -> None:
 
 def test_what_runs_already_is_adopted_and_only_the_rest_is_started() -> None:
     health = HealthCore(dict(ROLES))
-    assert health.handle(Adopted(pids={"master": 1, "trainer": 2}), 0.0) == [Start(name="env")]
+    assert health.handle(adopted("master", "trainer"), 0.0) == [Start(name="env")]
     assert [instance.restarts for instance in health.report()] == [0, 0, 0]
 
 
@@ -209,7 +228,7 @@ def test_instance_that_the_master_lost_is_killed_after_a_while() -> None:
 
 def test_how_long_silence_is_borne_is_the_operators_choice() -> None:
     health = HealthCore(dict(ROLES), lost_s=3.0, master_silent_s=7.0)
-    health.handle(Adopted(pids=PIDS), 0.0)
+    health.handle(adopted(*PIDS), 0.0)
     health.handle(all_seen(), 1.0)
     lost = Seen(roles=(role("trainer", phase="lost"), role("env")))
     (worker,) = advance(health, 6.0, start=1.0, seen=lost)
@@ -274,3 +293,109 @@ def test_process_of_an_earlier_life_does_not_count_as_registered() -> None:
     assert state(health, "trainer").state == "starting"
     health.handle(Seen(roles=(role("trainer", pid=77), role("env"))), 5.0)
     assert state(health, "trainer").state == "running"
+
+
+def test_a_process_is_known_by_its_instance_whatever_its_pid_is() -> None:
+    health = HealthCore({"env": "env", "env-2": "env"})
+    health.handle(Adopted(running=tuple(Started(name=n, pid=7, instance=f"h/{n}") for n in ("env", "env-2"))), 0.0)
+    health.handle(Seen(roles=(role("env", instance="h/env-2"),)), 1.0)
+    assert [(i.name, i.state) for i in health.report()] == [("env", "starting"), ("env-2", "running")]
+
+
+def test_the_life_before_does_not_count_though_its_instance_is_the_same() -> None:
+    health = HealthCore({"env": "env"})
+    health.handle(Tick(), 0.0)
+    health.handle(Started(name="env", pid=1, instance="h/env"), 0.0)
+    health.handle(Seen(roles=(role("env", instance="h/env", uptime_s=9.0),)), 10.0)
+    assert state(health, "env").state == "running"
+    health.handle(Ended(name="env", how="x"), 10.5)
+    health.handle(Started(name="env", pid=2, instance="h/env"), 11.0)
+    health.handle(Seen(roles=(role("env", instance="h/env", uptime_s=11.0),)), 12.0)
+    assert state(health, "env").state == "starting"
+    health.handle(Seen(roles=(role("env", instance="h/env", uptime_s=0.5),)), 12.5)
+    assert state(health, "env").state == "running"
+
+
+def grown_core(count: int, *, busy: tuple[str, ...] = ()) -> HealthCore:
+    """Everything runs, and so many env workers, of which some are busy."""
+    health = up_core()
+    for command in health.handle(Scale(group="env", count=count), 2.0):
+        assert isinstance(command, Start)
+        health.handle(Started(name=command.name, pid=10, instance=f"h/{command.name}"), 2.0)
+    more = [i.name for i in health.report() if i.name.startswith("env-")]
+    working = [role("env", instance=f"h/{n}", phase="working" if n in busy else "idle") for n in more]
+    health.handle(Seen(roles=(role("trainer"), role("env"), *working)), 3.0)
+    assert {i.state for i in health.report()} == {"running"}
+    return health
+
+
+def test_a_group_that_is_to_have_more_gets_the_lowest_free_numbers() -> None:
+    health = up_core()
+    assert health.handle(Scale(group="env", count=3), 2.0) == [Start(name="env-2"), Start(name="env-3")]
+    assert health.wanted() == {"trainer": 1, "env": 3}
+    assert health.handle(Scale(group="env", count=3), 2.0) == []
+
+
+def test_those_leave_that_are_idle_the_last_to_come_first_and_never_the_first_one() -> None:
+    health = grown_core(4, busy=("env-4",))
+    assert health.handle(Scale(group="env", count=3), 4.0) == [Stop(name="env-3")]
+    assert health.handle(Scale(group="env", count=1), 4.0) == [Stop(name="env-2"), Stop(name="env-4")]
+    assert health.wanted()["env"] == 1
+    assert state(health, "env").state == "running"
+
+
+def test_who_has_left_is_no_more_and_is_not_started_again() -> None:
+    health = grown_core(2)
+    health.handle(Scale(group="env", count=1), 4.0)
+    assert state(health, "env-2").state == "leaving"
+    assert advance(health, 60.0, start=4.0, seen=Seen(roles=(role("trainer"), role("env")))) == []
+    assert health.handle(Ended(name="env-2", how="it exited with code 0", code=0), 60.0) == []
+    assert [i.name for i in health.report()] == ["master", "trainer", "env"]
+    assert advance(health, 200.0, start=60.0, seen=all_seen()) == []
+
+
+def test_who_does_not_finish_in_its_time_is_killed() -> None:
+    health = grown_core(2, busy=("env-2",))
+    health.handle(Scale(group="env", count=1), 4.0)
+    (kill,) = advance(health, 4.0 + core.LEAVE_S["env"] + 2, start=4.0, seen=all_seen())
+    assert isinstance(kill, Kill)
+    assert kill.name == "env-2"
+    health.handle(Ended(name="env-2", how="it was ended by SIGKILL", code=-9), 5000.0)
+    assert health.wanted()["env"] == 1
+
+
+def test_one_that_only_waits_to_be_started_again_is_no_more_at_once() -> None:
+    health = grown_core(2)
+    health.handle(Ended(name="env-2", how="x", code=1), 4.0)
+    assert health.handle(Scale(group="env", count=1), 4.05) == []
+    assert [i.name for i in health.report()] == ["master", "trainer", "env"]
+
+
+def test_a_number_is_not_given_again_while_its_last_holder_leaves() -> None:
+    health = grown_core(2)
+    health.handle(Scale(group="env", count=1), 4.0)
+    assert health.handle(Scale(group="env", count=2), 5.0) == [Start(name="env-3")]
+
+
+def test_where_an_engine_starts_again_what_ended_health_only_tells_of_it() -> None:
+    health = HealthCore({}, starts_again=False)
+    health.handle(Adopted(running=(Started(name="env-maniskill-2", pid=5, instance="c2"),)), 0.0)
+    health.handle(Seen(roles=(role("env", instance="c2"),)), 1.0)
+    assert [(i.name, i.role, i.state) for i in health.report()] == [("env-maniskill-2", "env", "running")]
+    health.handle(Ended(name="env-maniskill-2", how="it exited with code 1", code=1), 2.0)
+    assert advance(health, 300.0, start=2.0, seen=Seen(roles=())) == []
+    assert state(health, "env-maniskill-2").state == "restarting"
+    health.handle(Started(name="env-maniskill-2", pid=6, instance="c2"), 300.0)
+    health.handle(Seen(roles=(role("env", instance="c2"),)), 301.0)
+    info = state(health, "env-maniskill-2")
+    assert (info.state, info.restarts, info.reason) == ("running", 1, "it exited with code 1")
+    health.handle(Removed(name="env-maniskill-2"), 302.0)
+    assert health.report() == ()
+
+
+def test_a_container_that_could_not_be_made_is_none() -> None:
+    health = HealthCore({}, starts_again=False)
+    health.handle(Adopted(running=(Started(name="env", pid=5, instance="c1"),)), 0.0)
+    assert health.handle(Scale(group="env", count=2), 1.0) == [Start(name="env-2")]
+    health.handle(Ended(name="env-2", how="it could not be started: no space left"), 1.0)
+    assert health.wanted() == {"env": 1}

@@ -69,13 +69,13 @@ def test_zombie_does_not_run(cluster: LocalCluster) -> None:
 
 def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: LocalCluster, tmp_path: Path) -> None:
     supervisor = supervise(cluster, tmp_path, env=STUBBORN)
-    pid = supervisor.start("env")
+    pid = supervisor.start("env").pid
     assert cluster.running("env") == pid
     until(lambda: "ready" in cluster.log_file("env").read_text())
-    assert supervisor.ended() == []
+    assert supervisor.changes() == []
     supervisor.kill("env")
     gone: list[Ended] = []
-    until(lambda: gone.extend(supervisor.ended()) or gone)
+    until(lambda: gone.extend(supervisor.changes()) or gone)
     said = "it was ended by SIGKILL; its log ends: ready"
     assert gone == [Ended(name="env", how=said, code=-signal.SIGKILL, outside=True)]
 
@@ -90,7 +90,7 @@ def test_who_may_have_been_killed_for_want_of_memory_was_not_killed_from_outside
     monkeypatch.setattr("services.health.supervisor._out_of_memory", lambda: after)
     supervisor.kill("env")
     gone: list[Ended] = []
-    until(lambda: gone.extend(supervisor.ended()) or gone)
+    until(lambda: gone.extend(supervisor.changes()) or gone)
     assert [(end.code, end.outside) for end in gone] == [(-signal.SIGKILL, False)]
 
 
@@ -98,21 +98,21 @@ def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
     supervisor = supervise(cluster, tmp_path, env=BROKEN)
     supervisor.start("env")
     gone: list[Ended] = []
-    until(lambda: gone.extend(supervisor.ended()) or gone)
+    until(lambda: gone.extend(supervisor.changes()) or gone)
     how = "it exited with code 1; its log ends: there is no backbone of that name"
     assert gone == [Ended(name="env", how=how, code=1)]
 
 
 def test_roles_outlive_their_supervisor_and_the_next_adopts_them(cluster: LocalCluster, tmp_path: Path) -> None:
     first = supervise(cluster, tmp_path, env=ROLE, master=ROLE)
-    pids = {"env": first.start("env"), "master": first.start("master")}
+    pids = {name: first.start(name).pid for name in ("env", "master")}
     second = supervise(cluster, tmp_path, env=ROLE, master=ROLE)
-    assert second.adopt() == pids
-    assert second.ended() == []
+    assert {started.name: started.pid for started in second.adopt().running} == pids
+    assert second.changes() == []
     os.kill(pids["env"], signal.SIGKILL)
     gone: list[Ended] = []
-    until(lambda: first.ended() or not cluster.running("env"))
-    until(lambda: gone.extend(second.ended()) or gone)
+    until(lambda: first.changes() or not cluster.running("env"))
+    until(lambda: gone.extend(second.changes()) or gone)
     assert [(event.name, event.code) for event in gone] == [("env", None)]
     assert second.stop_all(10.0) == []
     assert cluster.all_running() == {}
@@ -122,15 +122,15 @@ def test_a_live_role_whose_pid_file_is_lost_has_not_ended_and_is_written_down_ag
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     first = supervise(cluster, tmp_path, env=ROLE)
-    pid = first.start("env")
+    pid = first.start("env").pid
     second = supervise(cluster, tmp_path, env=ROLE)
-    assert second.adopt() == {"env": pid}
+    assert [(started.name, started.pid) for started in second.adopt().running] == [("env", pid)]
     for _ in range(2):
         (cluster.run / "env.pid").unlink()
-        assert second.ended() == []
+        assert second.changes() == []
         assert cluster.running("env") == pid
     os.kill(pid, signal.SIGKILL)
-    until(second.ended)
+    until(second.changes)
 
 
 def test_process_that_cannot_be_written_down_is_not_left_running(
@@ -150,7 +150,7 @@ def test_process_that_cannot_be_written_down_is_not_left_running(
         os.kill(pids[0], 0)
     monkeypatch.undo()
     assert cluster.running("env") == 0
-    assert supervisor.start("env") == cluster.running("env")
+    assert supervisor.start("env").pid == cluster.running("env")
 
 
 def test_stopping_kills_what_does_not_listen_and_leaves_nothing(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""How many processes of a kind there should be: decided by what waits, within the operator's limits.
+
+In: how many there are, what waits for them, the time. Out: decisions, each with its reason in one sentence. Never: a
+number outside the limits, a decision by figures that are missing or old, or one that goes back on the last before its
+pause is over.
+
+The rules, for each group that has limits:
+
+- A number outside the limits is brought inside at once.
+- More, if work waits long (the oldest piece over `WAIT_S`, or all of it would take longer than that, or a trainer waits
+  for it) and has done so for `up_s`: as many as all that waits and runs would keep busy, at most twice as many as now.
+  Whoever was started before must work first, unless it takes longer than `COMING_S`.
+- One less, if for `down_s` nothing waited and one less would have done.
+- Each only after a pause since the group's last change: `PAUSE_S` before more, `down_s` before less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from joynexus.scale import Range
+from joynexus.wire.back import DemandRow
+
+UP_S = 3.0
+DOWN_S = 60.0
+PAUSE_S = 10.0
+WAIT_S = 5.0
+COMING_S = 120.0
+"""A process that does not work so long after the decision is not waited for: a model loads in less."""
+DATA = "datasets"
+"""The need that env workers have a lane of their own for."""
+OLD_S = 5.0
+"""Figures further apart than this say nothing of the time between them."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision.
+
+    Attributes:
+        before, after: processes wanted.
+        reason: one sentence, without its full stop.
+    """
+
+    group: str
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Group:
+    changed_at: float = -math.inf
+    tried: tuple[int, int] = (0, 0)
+    pressed_since: float | None = None
+    calm_since: float | None = None
+
+
+@dataclass
+class Scaler:
+    """Decides for all groups.
+
+    Args:
+        limits: by group; a group without limits is left alone. May be changed at any time.
+        up_s: work must have waited for long all this time before there are more processes.
+        down_s: and nothing must have waited all this time before there is one less.
+    """
+
+    limits: Mapping[str, Range]
+    up_s: float = UP_S
+    down_s: float = DOWN_S
+    _groups: dict[str, _Group] = field(default_factory=dict)
+    _seen_at: float = -math.inf
+
+    def decide(self, wanted: Mapping[str, int], rows: Iterable[DemandRow] | None, now: float) -> list[Change]:
+        """Say which groups should have another number of processes.
+
+        Args:
+            wanted: processes by group, those that are just starting among them.
+            rows: what waits; None if nobody knows.
+            now: seconds of a clock that never goes back.
+        """
+        changes: list[Change] = []
+        demand = None if rows is None else by_group(rows, wanted)
+        if demand is not None and now - self._seen_at > OLD_S:
+            for group in self._groups.values():
+                group.pressed_since = group.calm_since = None
+        for name, limits in self.limits.items():
+            before = wanted.get(name, 0)
+            if not before:
+                continue
+            group = self._groups.setdefault(name, _Group())
+            after, reason = _within(limits, before)
+            if reason and (before, after) == group.tried and now - group.changed_at < PAUSE_S:
+                continue  # it could not be done
+            if not reason and demand is not None and name in demand:
+                after, reason = self._follow(group, limits, before, demand[name], now)
+            if after != before:
+                group.changed_at, group.tried = now, (before, after)
+                group.pressed_since = group.calm_since = None
+                changes.append(Change(group=name, before=before, after=after, reason=reason))
+        if demand is not None:
+            self._seen_at = now
+        return changes
+
+    def _follow(
+        self, group: _Group, limits: Range, before: int, lanes: Sequence[DemandRow], now: float
+    ) -> tuple[int, str]:
+        pressed = [lane for lane in lanes if _waits_long(lane)]
+        calm = all(lane.waiting == 0 and lane.running <= _each(lane) * (before - 1) for lane in lanes)
+        group.pressed_since = (now if group.pressed_since is None else group.pressed_since) if pressed else None
+        group.calm_since = (now if group.calm_since is None else group.calm_since) if calm else None
+        since = now - group.changed_at
+        if group.pressed_since is not None and now - group.pressed_since >= self.up_s and since >= PAUSE_S:
+            most = max(pressed, key=_busy)
+            after = min(limits.most, 2 * before, _busy(most))
+            if after > before and (most.workers >= before or since >= COMING_S):
+                return after, _why_more(most)
+        if group.calm_since is not None and now - group.calm_since >= self.down_s and since >= self.down_s:
+            after = max(limits.least, before - 1)
+            if after < before:
+                running = sum(lane.running for lane in lanes)
+                runs = f"what runs ({running}) needs" if running else "nothing runs that needs"
+                return after, f"nothing has waited for {now - group.calm_since:.0f} s, and {runs} no more than {after}"
+        return before, ""
+
+
+def by_group(rows: Iterable[DemandRow], groups: Iterable[str]) -> dict[str, list[DemandRow]]:
+    """Return what each group's lanes have to do: simulators of all families together, and data sets.
+
+    A row `env:maniskill` is the group's `env-maniskill`, if there is one, else that of `env`. What no worker serves is
+    left out: more of those that there are could not do it either.
+    """
+    known = set(groups)
+    lanes: dict[tuple[str, bool], DemandRow] = {}
+    for row in rows:
+        own = row.group.replace(":", "-")
+        name = own if own in known else row.role
+        if name in known and row.workers and row.credit:
+            lane = name, row.need == DATA
+            lanes[lane] = _together(lanes[lane], row) if lane in lanes else row
+    found: defaultdict[str, list[DemandRow]] = defaultdict(list)
+    for (name, _), row in lanes.items():
+        found[name].append(row)
+    return dict(found)
+
+
+def _together(one: DemandRow, other: DemandRow) -> DemandRow:
+    """Two needs in the same lane of the same workers."""
+    waiting = one.waiting + other.waiting
+    more = one if one.workers >= other.workers else other
+    return msgspec.structs.replace(
+        more,
+        running=one.running + other.running,
+        waiting=waiting,
+        oldest_s=max(one.oldest_s, other.oldest_s),
+        cost_s=(one.waiting * one.cost_s + other.waiting * other.cost_s) / waiting if waiting else 0.0,
+        starved=one.starved or other.starved,
+    )
+
+
+def _each(lane: DemandRow) -> float:
+    """Pieces that one worker does at once."""
+    return lane.credit / lane.workers
+
+
+def _busy(lane: DemandRow) -> int:
+    """Workers that all that waits and runs would keep busy."""
+    return math.ceil((lane.running + lane.waiting) / _each(lane))
+
+
+def _within(limits: Range, before: int) -> tuple[int, str]:
+    after = min(max(before, limits.least), limits.most)
+    if after == before:
+        return before, ""
+    if limits.least == limits.most:
+        return after, f"the operator wants {limits}"
+    return after, f"the operator's limits are {limits}"
+
+
+def _waits_long(lane: DemandRow) -> bool:
+    takes_s = lane.waiting * lane.cost_s / lane.credit
+    return lane.waiting > 0 and (lane.starved or lane.oldest_s > WAIT_S or takes_s > WAIT_S)
+
+
+def _why_more(lane: DemandRow) -> str:
+    pieces = "1 piece of work waits" if lane.waiting == 1 else f"{lane.waiting} pieces of work wait"
+    starved = ", and a trainer waits for them" if lane.starved else ""
+    takes = f", each takes {lane.cost_s:.1f} s" if lane.cost_s else ""
+    return f"{pieces}, the oldest for {lane.oldest_s:.0f} s{starved}; {lane.credit} are done at once{takes}"
