@@ -1,7 +1,7 @@
-"""`python -m common.journal check | repair FOLDER`: what `joynexus admin journal` runs.
+"""`python -m common.journal check | repair WHERE`: what `joynexus admin journal` runs.
 
-In: the master's state folder. Out: lines for people; exit code 0 if the journal is sound (now), 1 if it is not, 2 if
-that could not be told. Never: a traceback for anything an operator can put right.
+In: the master's state folder, or the URL of a journal in Postgres. Out: lines for people; exit code 0 if the journal is
+sound (now), 1 if it is not, 2 if that could not be told. Never: a traceback for anything an operator can put right.
 """
 
 from __future__ import annotations
@@ -18,21 +18,31 @@ _SHOWN = 200
 def main(arguments: Sequence[str]) -> int:
     """Run; return the exit code."""
     if len(arguments) != 2 or arguments[0] not in ("check", "repair"):
-        print("usage: python -m common.journal check | repair FOLDER", file=sys.stderr)
+        print("usage: python -m common.journal check | repair FOLDER_OR_URL", file=sys.stderr)
         return 2
-    verb, folder = arguments[0], Path(arguments[1])
+    verb, where = arguments
     try:
-        report = check(folder) if verb == "check" else repair(folder)
+        report = _look(verb, where)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    _say(report, folder)
+    _say(report, where)
     return 1 if report.damaged and report.copy is None else 0
 
 
-def _say(report: Report, folder: Path) -> None:
+def _look(verb: str, where: str) -> Report:
+    if "://" not in where:
+        return check(Path(where)) if verb == "check" else repair(Path(where))
+    if verb == "repair":
+        raise ValueError("only a journal in a file is repaired: bring the server's database back from a copy")
+    from common.journal.inspect import inspect
+
+    return inspect(where)
+
+
+def _say(report: Report, where: str) -> None:
     if not report.damaged:
-        print(f"the journal in {folder} is sound: {report.kept} records")
+        print(f"the journal in {where} is sound: {report.kept} records")
         return
     done = report.copy is not None
     _list(f"{len(report.damaged)} damaged:", report.damaged)
@@ -43,8 +53,10 @@ def _say(report: Report, folder: Path) -> None:
             f"what is listed was set aside; the file as it was found is {report.copy}. A master that runs deletes "
             "blobs to which nothing refers any more: copy the folder of blobs first if anything of the above matters"
         )
+    elif "://" in where:
+        print("bring the server's database back from a copy")
     else:
-        print(f"`joynexus admin journal repair {folder}` sets aside what is listed; the file is copied first")
+        print(f"`joynexus admin journal repair {where}` sets aside what is listed; the file is copied first")
 
 
 def _list(title: str, lines: Sequence[str]) -> None:

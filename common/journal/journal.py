@@ -1,6 +1,6 @@
 """Append-only in spirit: records go in by transaction, and come back all at once when the master starts.
 
-In: batches of records. Out: the same records after any crash, once `append` has returned (WAL, `synchronous=FULL`).
+In: batches of records. Out: the same records after any crash, once `append` has returned. Where they lie: `engine.py`.
 Never: an answer before the fsync, a decision, a schema that this code does not know, or a record that was not written.
 
 One thread appends; `payload` may be called from another.
@@ -9,91 +9,49 @@ One thread appends; `payload` may be called from another.
 from __future__ import annotations
 
 import itertools
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from common.journal import records as r
-from common.journal import rows, wal
-from common.journal.names import Names
-from common.journal.opening import create, engine_of, migrate, only_one, read_wal
+from common.journal import rows
+from common.journal.engine import open_backend
+from common.journal.errors import JournalError
 from common.journal.tables import SHELVES, ops, place
 
 _OP_KEY = r.KEYS[r.OpRecord]
 _NO_PAYLOAD = {"payload": b""}
 _KINDS: tuple[type[r.Base], ...] = (*SHELVES, r.OpRecord, r.OpDone)
 _READERS = {kind: rows.Reader.of(kind) for kind in _KINDS}
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
-"""What SQLite says of a file that is not as it was written; errors without a code are of names that are no text."""
 
 # Any: column values differ by column.
 _Row = dict[str, Any]
-
-
-class JournalError(OSError):
-    """The file could not be written or read; the message says why. Nothing of the batch to be written was kept."""
-
-
-class JournalDamagedError(ValueError):
-    """The file does not hold what was written to it; the message names the place and what to do about it.
-
-    Attributes:
-        how: the place and what is wrong with it, in a clause.
-    """
-
-    def __init__(self, path: Path, how: str) -> None:
-        self.how = how
-        super().__init__(
-            f"the journal {path} is damaged (put it back from a copy, or run `joynexus admin journal check "
-            f"{path.parent}` and then `repair`): {how}"
-        )
 
 
 class Journal:
     """The master's durable memory.
 
     Args:
-        url: SQLAlchemy URL of a SQLite database, e.g. `sqlite:////var/lib/joynexus/journal.db`.
+        url: SQLAlchemy URL of a SQLite database, e.g. `sqlite:////var/lib/joynexus/journal.db`, or of a Postgres one,
+            `postgresql://joynexus@host/joynexus`.
 
     Raises:
-        ValueError: if the file was written by a newer release, cannot be opened, or another process has it.
+        ValueError: if it was written by a newer release, cannot be opened, or another process has it.
         JournalDamagedError: if it is no journal (any more).
     """
 
     def __init__(self, url: str) -> None:
-        if not url.startswith("sqlite:"):
-            raise ValueError(f"the journal lives in SQLite (sqlite:///path), not in {url.split(':', 1)[0]!r}")
-        self._engine = engine_of(url)
-        self._path = Path(self._engine.url.database or "")
-        self._open = ExitStack()
-        self._open.enter_context(only_one(self._path))
-        self._open.callback(self._engine.dispose)
-        try:
-            if self._path.exists():
-                self._check_file()
-            elif self._path.with_name(f"{self._path.name}-wal").exists():
-                raise JournalDamagedError(self._path, "it is gone, but its -wal file is there")
-            else:
-                create(self._path)
-            migrate(self._engine)
-            held = self._open.enter_context(self._engine.connect())  # SQLite removes the -wal file with the last one
-            held.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
-            self._names = Names(self._path)
-        except sa.exc.DatabaseError as error:
-            self.close()
-            raise self._unreadable(error) from error
-        except (ValueError, OSError):
-            self.close()
-            raise
-        self._upserts = {type_: _upsert(shelf.table, shelf.key, ("record",)) for type_, shelf in SHELVES.items()}
+        self._backend = backend = open_backend(url)
+        self._engine = backend.engine
+        insert = backend.insert
+        self._upserts = {
+            type_: _upsert(insert, shelf.table, shelf.key, ("record",)) for type_, shelf in SHELVES.items()
+        }
         self._deletes = {type_: _delete(shelf.table, shelf.key) for type_, shelf in SHELVES.items()}
-        self._upsert_op = _upsert(ops, _OP_KEY, ("record", "payload", "done"))
+        self._upsert_op = _upsert(insert, ops, _OP_KEY, ("record", "payload", "done"))
         self._op_done = sa.update(ops).where(*(ops.c[key] == sa.bindparam(f"k_{key}") for key in _OP_KEY))
         self._op_done = self._op_done.values(done=sa.bindparam("b_done"))
         of_policy = (ops.c.tenant == sa.bindparam("k_tenant"), ops.c.policy == sa.bindparam("k_policy"))
@@ -107,21 +65,20 @@ class Journal:
 
         Raises:
             JournalError: if they could not be stored (the disk is full, the file system is read-only, somebody has
-                removed or replaced the file).
+                removed or replaced the file, the server is away).
+            JournalTakenError: if this journal is another master's by now.
         """
         by_type: dict[type[r.Base], list[Any]] = {}  # Any: mypy cannot follow type -> list of that type
         for record in records:
             by_type.setdefault(type(record), []).append(record)
-        try:
-            with self._engine.begin() as connection:
-                for type_ in SHELVES:
-                    if type_ in by_type:
-                        self._store(connection, type_, by_type[type_])
-                self._store_ops(connection, by_type)
-                if how := self._names.lost():
-                    raise JournalError(how)
-        except sa.exc.DatabaseError as error:
-            raise JournalError(str(error.orig)) from error
+
+        def write(connection: sa.Connection) -> None:
+            for type_ in SHELVES:
+                if type_ in by_type:
+                    self._store(connection, type_, by_type[type_])
+            self._store_ops(connection, by_type)
+
+        self._backend.transact(write)
 
     def load(self) -> Iterator[r.Record]:
         """Give every record back: those of ops last, by policy in order of seq, without payloads.
@@ -139,8 +96,8 @@ class Journal:
                     yield self._read(_READERS[r.OpRecord], ops, key, record)
                     if done is not None:
                         yield self._read(_READERS[r.OpDone], ops, key, done)
-        except sa.exc.DatabaseError as error:
-            raise self._unreadable(error) from error
+        except sa.exc.DBAPIError as error:
+            raise self._backend.unreadable(error) from error
 
     def payload(self, tenant: str, policy: str, seq: int) -> bytes:
         """Return the inline payload of an op.
@@ -155,48 +112,32 @@ class Journal:
             if row is None or row.payload is None:
                 raise KeyError(f"the journal has no payload of op {seq} of policy '{policy}'")
             return rows.unseal(row.payload)
-        except sa.exc.DatabaseError as error:
+        except sa.exc.DBAPIError as error:
             raise JournalError(f"the journal cannot be read: {error.orig}") from error
         except ValueError as error:
             raise JournalError(f"the payload in the journal is damaged: {error}") from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._open.close()
+        """Let go of it."""
+        self._backend.close()
 
     def _rows(self, connection: sa.Connection, table: sa.Table, *columns: str) -> Iterator[tuple[Any, ...]]:
         """Give key and columns of all rows of a table in the order of keys."""
         keys = tuple(table.primary_key)
-        query = sa.select(*keys, *(table.c[name] for name in columns)).order_by(*keys)
+        query = sa.select(*keys, *(table.c[name] for name in columns)).order_by(*keys).execution_options(yield_per=1000)
         count = 0
-        for row in connection.execution_options(yield_per=1000).execute(query):
+        for row in connection.execute(query):
             count += 1
             yield (tuple(row[: len(keys)]), *row[len(keys) :])
         # Rows are found by an index: one that has lost some of them would go unnoticed.
-        if count != connection.exec_driver_sql(f"SELECT count(*) FROM {table.name} NOT INDEXED").scalar_one():
-            raise JournalDamagedError(self._path, f"the index of table '{table.name}' has lost rows")
+        if count != self._backend.count(connection, table):
+            raise self._backend.damaged(f"the index of table '{table.name}' has lost rows")
 
     def _read(self, reader: rows.Reader, table: sa.Table, key: tuple[object, ...], data: object) -> Any:
         try:
             return reader.read(key, data)
         except ValueError as error:
-            raise JournalDamagedError(self._path, f"{place(table, key)} is not as it was written ({error})") from error
-
-    def _check_file(self) -> None:
-        """Refuse a file that no release left behind: a new journal gets its name when it is complete."""
-        if self._path.stat().st_size == 0:
-            raise JournalDamagedError(self._path, "it is empty")
-        if how := wal.damage(read_wal(self._path)):  # before SQLite opens it, and drops what it cannot read
-            raise JournalDamagedError(self._path, how)
-        with self._engine.connect() as connection:
-            if not sa.inspect(connection).has_table("alembic_version"):
-                raise JournalDamagedError(self._path, "it has not the tables of a journal")
-
-    def _unreadable(self, error: sa.exc.DatabaseError) -> ValueError:
-        code = getattr(error.orig, "sqlite_errorcode", None)
-        if code is None or code & 0xFF in _DAMAGE:
-            return JournalDamagedError(self._path, str(error.orig))
-        return ValueError(f"the journal at {self._path} cannot be opened: {error.orig}")
+            raise self._backend.damaged(f"{place(table, key)} is not as it was written ({error})") from error
 
     def _store(self, connection: sa.Connection, type_: type[r.Base], records: Iterable[Any]) -> None:
         _, key = SHELVES[type_]
@@ -248,13 +189,15 @@ def _named(key: Iterable[str], values: Iterable[object]) -> _Row:
     return {f"k_{field}": value for field, value in zip(key, values, strict=True)}
 
 
-def _upsert(table: sa.Table, key: Iterable[str], columns: Iterable[str]) -> sa.Insert:
+def _upsert(
+    insert: Callable[[sa.Table], Any], table: sa.Table, key: Iterable[str], columns: Iterable[str]
+) -> sa.Insert:
     statement = insert(table)
     names = itertools.chain(key, columns)
     statement = statement.values({name: sa.bindparam(name) for name in names})
-    return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key), set_={column: statement.excluded[column] for column in columns}
-    )
+    changed = {column: statement.excluded[column] for column in columns}
+    upsert: sa.Insert = statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
+    return upsert
 
 
 def _delete(table: sa.Table, key: Iterable[str]) -> sa.Delete:

@@ -95,7 +95,10 @@ def migrate(engine: sa.Engine) -> None:
     config.set_main_option("script_location", str(_MIGRATIONS))
     known = {script.revision for script in alembic.script.ScriptDirectory.from_config(config).walk_revisions()}
     with engine.begin() as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver begins only before changes of rows, not of tables
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql(
+                "BEGIN IMMEDIATE"
+            )  # the driver begins only before changes of rows, not of tables
         found = alembic.migration.MigrationContext.configure(connection).get_current_revision()
         if found is not None and found not in known:
             raise ValueError(

@@ -19,8 +19,9 @@ import msgspec
 from common.journal import records as r
 from common.journal import wal
 from common.journal.consequences import Key, consequences
+from common.journal.errors import JournalDamagedError
 from common.journal.examine import Examination, Found, findings
-from common.journal.journal import Journal, JournalDamagedError, journal_url
+from common.journal.journal import Journal, journal_url
 from common.journal.opening import COMPANIONS, NEWEST_SCHEMA, only_one, read_wal, sync_folder
 
 _BATCH = 200

@@ -3,7 +3,8 @@
 In: nothing. Out: SQLAlchemy Core tables and, for each kind of record, its table and key. Never: SQL that only one
 database understands, or a table that the migrations do not make (a test compares them).
 
-Key fields are columns, so that people can look around with `sqlite3`; the record itself is MessagePack beside them.
+Key fields are columns, so that people can look around with `sqlite3` or `psql`; the record itself is MessagePack beside
+them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ metadata = sa.MetaData()
 
 
 _NUMBERS = frozenset({"version", "page", "first", "seq"})
+# As in SQLite: numbers of any size, and text in the order of its bytes, whatever language the database speaks.
+_NUMBER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def _keys(record: type[r.Base]) -> list[sa.Column[str] | sa.Column[int]]:
     return [
-        sa.Column(name, sa.Integer, primary_key=True, autoincrement=False)
+        sa.Column(name, _NUMBER, primary_key=True, autoincrement=False)
         if name in _NUMBERS
-        else sa.Column(name, sa.Text, primary_key=True)
+        else sa.Column(name, _TEXT, primary_key=True)
         for name in r.KEYS[record]
     ]
 

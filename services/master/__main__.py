@@ -16,7 +16,7 @@ def main() -> None:
     except ValueError as error:
         raise cannot_start("the master", error) from error
     telemetry.configure("master", level=settings.log_level, json_logs=settings.json_logs)
-    from common.journal.journal import JournalDamagedError
+    from common.journal.errors import JournalDamagedError
     from services.master.service import MasterService
 
     try:

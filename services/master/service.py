@@ -83,7 +83,7 @@ class MasterService:
 
     def __init__(self, settings: MasterSettings) -> None:
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._journal = Journal(journal_url(settings.state_dir / "journal.db"))
+        self._journal = Journal(settings.journal_url or journal_url(settings.state_dir / "journal.db"))
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
         self._now = Clock()

@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from common.journal import rows
-from common.journal.journal import Journal, JournalDamagedError, JournalError, journal_url
+from common.journal.errors import JournalDamagedError, JournalError
+from common.journal.journal import Journal, journal_url
 from common.journal.opening import NEWEST_SCHEMA
 from common.journal.records import (
     BlobRecord,
@@ -39,6 +40,7 @@ from joynexus.contract import Contract
 from joynexus.specs import PolicySpec, SftSpec
 from joynexus.wire.errors import ErrorCode, failure
 from joynexus.wire.front import EpisodeResult, OpResult
+from tests.postgres import Server, server
 
 SPEC = PolicySpec(
     backbone="lite", contract=Contract(robot="r", cameras=(), state_dim=2, action_dim=2), normalization="none"
@@ -66,8 +68,31 @@ ONE_OF_EACH: tuple[Record, ...] = (
 )
 
 
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a new journal: what is promised here, each back end promises."""
+    if request.param == "sqlite":
+        return journal_url(tmp_path / "journal.db")
+    running: Server = request.getfixturevalue("postgres")
+    return running.new_schema()
+
+
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(url: str) -> Iterator[Journal]:
+    opened = Journal(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def in_file(tmp_path: Path) -> Iterator[Journal]:
+    """What SQLite alone has to promise."""
     opened = Journal(journal_url(tmp_path / "journal.db"))
     yield opened
     opened.close()
@@ -86,10 +111,10 @@ def plain(records: Iterator[Record]) -> set[bytes]:
     return {type(record).__name__.encode() + msgspec.msgpack.encode(record) for record in records}
 
 
-def test_every_kind_of_record_comes_back_as_it_was_after_a_restart(journal: Journal, tmp_path: Path) -> None:
+def test_every_kind_of_record_comes_back_as_it_was_after_a_restart(journal: Journal, url: str) -> None:
     journal.append(ONE_OF_EACH)
     journal.close()
-    again = Journal(journal_url(tmp_path / "journal.db"))
+    again = Journal(url)
     assert plain(again.load()) == plain(iter(ONE_OF_EACH))
     again.close()
 
@@ -153,49 +178,49 @@ def test_accepting_an_op_again_after_a_roll_back_clears_the_old_outcome(journal:
     assert list(journal.load()) == [msgspec.structs.replace(op(1), payload_nbytes=3)]
 
 
-def test_a_batch_is_stored_whole_or_not_at_all(journal: Journal, tmp_path: Path) -> None:
+def test_a_batch_is_stored_whole_or_not_at_all(in_file: Journal, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "journal.db") as direct:
         direct.execute("CREATE TRIGGER full BEFORE INSERT ON usage BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
     with pytest.raises(JournalError, match="disk is full"):
-        journal.append([BlobRecord(tenant="a", digest="x", nbytes=1), UsageRecord(tenant="a", policy="p")])
-    assert list(journal.load()) == []
+        in_file.append([BlobRecord(tenant="a", digest="x", nbytes=1), UsageRecord(tenant="a", policy="p")])
+    assert list(in_file.load()) == []
     with sqlite3.connect(tmp_path / "journal.db") as direct:
         direct.execute("DROP TRIGGER full")
-    journal.append([BlobRecord(tenant="a", digest="x", nbytes=1)])
-    assert len(list(journal.load())) == 1
+    in_file.append([BlobRecord(tenant="a", digest="x", nbytes=1)])
+    assert len(list(in_file.load())) == 1
 
 
-def test_a_disk_that_is_full_is_told_and_the_journal_works_again_afterwards(journal: Journal) -> None:
-    with journal._engine.connect() as connection:
+def test_a_disk_that_is_full_is_told_and_the_journal_works_again_afterwards(in_file: Journal) -> None:
+    with in_file._engine.connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(JournalError, match="full"):
-        journal.append([op(1, b"x" * 100_000)])
-    with journal._engine.connect() as connection:
+        in_file.append([op(1, b"x" * 100_000)])
+    with in_file._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
-    journal.append([op(1, b"x" * 100_000)])
-    assert journal.payload("a", "p", 1) == b"x" * 100_000
+    in_file.append([op(1, b"x" * 100_000)])
+    assert in_file.payload("a", "p", 1) == b"x" * 100_000
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal"])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_file_that_was_removed_or_replaced_takes_no_record_until_it_is_back(
-    journal: Journal, tmp_path: Path, suffix: str, replaced: bool
+    in_file: Journal, tmp_path: Path, suffix: str, replaced: bool
 ) -> None:
     """SQLite itself goes on writing to a file that has lost its name."""
-    journal.append(ONE_OF_EACH)
+    in_file.append(ONE_OF_EACH)
     file, aside = tmp_path / f"journal.db{suffix}", tmp_path / "aside"
     file.rename(aside)
     if replaced:
         file.write_bytes(aside.read_bytes())
     how = "was replaced by another one" if replaced else "was removed"
     with pytest.raises(JournalError, match=rf"^{file.name} {how} while it was in use$"):
-        journal.append([PolicyRecord(tenant="b", policy="p", spec=SPEC)])
-    assert len([*journal.load()]) == len(ONE_OF_EACH)  # and nothing of it is kept
+        in_file.append([PolicyRecord(tenant="b", policy="p", spec=SPEC)])
+    assert len([*in_file.load()]) == len(ONE_OF_EACH)  # and nothing of it is kept
 
     aside.replace(file)
-    journal.append([PolicyRecord(tenant="b", policy="q", spec=SPEC)])
-    journal.close()
+    in_file.append([PolicyRecord(tenant="b", policy="q", spec=SPEC)])
+    in_file.close()
     with_it = Journal(journal_url(tmp_path / "journal.db"))
     assert {record.policy for record in with_it.load() if isinstance(record, PolicyRecord)} == {"p", "q"}
     with_it.close()
@@ -208,21 +233,21 @@ def test_a_journal_whose_file_is_gone_but_for_its_log_is_not_begun_anew(tmp_path
     assert not (tmp_path / "j.db").exists()
 
 
-def test_the_journal_waits_for_the_disk(journal: Journal) -> None:
-    with journal._engine.connect() as connection:
+def test_the_journal_waits_for_the_disk(in_file: Journal) -> None:
+    with in_file._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2  # FULL
 
 
-def test_the_migrations_make_exactly_the_tables_that_the_code_expects(journal: Journal) -> None:
-    with journal._engine.connect() as connection:
+def test_the_migrations_make_exactly_the_tables_that_the_code_expects(in_file: Journal) -> None:
+    with in_file._engine.connect() as connection:
         context = alembic.migration.MigrationContext.configure(connection)
         assert alembic.autogenerate.compare_metadata(context, metadata) == []
         assert context.get_current_revision() == NEWEST_SCHEMA
 
 
-def test_a_journal_of_a_newer_release_is_refused_with_a_sentence(journal: Journal, tmp_path: Path) -> None:
-    journal.close()
+def test_a_journal_of_a_newer_release_is_refused_with_a_sentence(in_file: Journal, tmp_path: Path) -> None:
+    in_file.close()
     with sqlite3.connect(tmp_path / "journal.db") as direct:
         direct.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(ValueError, match="schema 9999, which this release does not know"):
@@ -236,8 +261,26 @@ def test_a_file_that_is_no_journal_is_refused_with_a_sentence(tmp_path: Path) ->
 
 
 def test_another_database_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="SQLite"):
-        Journal("postgresql://somewhere/journal")
+    with pytest.raises(ValueError, match=r"SQLite .* or Postgres .*, not 'mysql'"):
+        Journal("mysql://somewhere/journal")
+
+
+def test_a_second_master_is_kept_out_and_may_come_when_the_first_has_ended(journal: Journal, url: str) -> None:
+    with pytest.raises(ValueError, match="another process has the journal"):
+        Journal(url)
+    journal.append([BlobRecord(tenant="a", digest="x", nbytes=1)])
+    journal.close()
+    second = Journal(url)
+    assert len(list(second.load())) == 1
+    second.close()
+
+
+def test_numbers_and_names_are_kept_in_full_and_in_the_order_of_their_bytes(journal: Journal) -> None:
+    tenants = ["B", "_", "a", "a-b", "a_b", "ab", "é", "日本"]
+    records = [OpRecord(tenant=tenant, policy="p", seq=seq, kind="train_step")
+               for tenant in sorted(tenants, key=str.encode) for seq in (9, 10, 2**62)]  # fmt: skip
+    journal.append(records[::-1])
+    assert list(journal.load()) == records
 
 
 def test_a_record_with_a_field_of_a_newer_release_is_still_read(journal: Journal) -> None:
@@ -248,18 +291,18 @@ def test_a_record_with_a_field_of_a_newer_release_is_still_read(journal: Journal
     assert list(journal.load()) == [BlobRecord(tenant="a", digest="x", nbytes=1)]
 
 
-def test_batches_of_64_reach_ten_thousand_rows_a_second(journal: Journal) -> None:
+def test_batches_of_64_reach_ten_thousand_rows_a_second(in_file: Journal) -> None:
     errors = failure(ErrorCode.INVALID, "no")
     written: list[Record] = []
     for seq in range(1, 2049):
         result = OpResult(policy="p", seq=seq, error=errors)
         written += [op(seq), OpDone(tenant="a", policy="p", seq=seq, result=result)]
-    journal.append(written[:64])
+    in_file.append(written[:64])
     best = 0.0
     for _ in range(3):  # the best of three: other programs share this machine
         start = time.perf_counter()
         for first in range(0, len(written), 64):
-            journal.append(written[first : first + 64])
+            in_file.append(written[first : first + 64])
         best = max(best, len(written) / (time.perf_counter() - start))
     print(f"{best:.0f} rows/s")
     assert best > 2_000  # the target is 10,000 on an idle machine; here only a collapse is caught

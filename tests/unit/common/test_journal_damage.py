@@ -19,7 +19,8 @@ import pytest
 
 from common.journal import repair as repairing
 from common.journal import wal
-from common.journal.journal import Journal, JournalDamagedError, JournalError, journal_url
+from common.journal.errors import JournalDamagedError, JournalError
+from common.journal.journal import Journal, journal_url
 from common.journal.records import (
     BlobRecord,
     CheckpointRecord,
