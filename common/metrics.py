@@ -28,6 +28,28 @@ OTHERS = "others"
 SERVICE = "(service)"
 """Who is charged with what no tenant is: loading, replays, work that was lost."""
 
+ALERTED = (
+    "checkpoint_failed",
+    "disk_failed",
+    "limits_unreadable",
+    "manifest_unreadable",
+    "op_failed",
+    "payload_lost",
+    "payload_unread",
+    "policy_not_opened",
+    "registration_refused",
+    "registry_unreadable",
+    "replay_differs",
+    "slot_failed",
+    "task_failed",
+    "version_not_loaded",
+    "version_refused",
+    "weights_refused",
+    "worker_quarantined",
+    "worker_refused",
+)
+"""Events that have a line from the start: Prometheus sees no increase in a line that begins with 1."""
+
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _LONG = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 _COUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -62,7 +84,7 @@ EVERY_ROLE = _table(
         "joynexus_log_events_total",
         "counter",
         "Lines in the log at warning or above, by the event that docs/runbook.md explains.",
-        ("role", "level", "event"),
+        ("role", "event"),
     ),
 )
 """What each process has; `process_*` of the Prometheus client comes beside it."""
@@ -94,6 +116,7 @@ MASTER = _table(
     Metric("joynexus_queue_running", "gauge", "Pieces of work with a worker.", ("queue", "need")),
     Metric("joynexus_queue_oldest_seconds", "gauge", "How long the oldest that waits has waited.", ("queue", "need")),
     Metric("joynexus_queue_starved", "gauge", "Whether trainers wait for this (1) or not (0).", ("queue", "need")),
+    Metric("joynexus_queue_seconds", "histogram", "How long a piece of work waited for a worker.", ("queue",), _LONG),
     Metric("joynexus_tenant_waiting", "gauge", "Pieces of work of a tenant that wait.", ("tenant", "queue")),
     Metric("joynexus_tenant_device_seconds_total", "counter", "Metered device time.", ("tenant", "role")),
     Metric("joynexus_jobs", "gauge", "Jobs, by state (of the newest 500).", ("state",)),
@@ -222,8 +245,8 @@ def say_role(figures: Figures, role: str, *, ready: bool, uptime_s: float) -> No
     figures.put("joynexus_build_info", role, __version__, value=1.0)
     figures.put("joynexus_ready", role, value=float(ready))
     figures.put("joynexus_uptime_seconds", role, value=uptime_s)
-    for (level, event), count in noted().items():
-        figures.put("joynexus_log_events_total", role, level, event, value=count)
+    for event, count in {**dict.fromkeys(ALERTED, 0), **noted()}.items():
+        figures.put("joynexus_log_events_total", role, event, value=count)
 
 
 def render(*figures: Figures, process: bool = False) -> bytes:

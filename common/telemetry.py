@@ -23,7 +23,7 @@ _NOTED = frozenset({"warning", "error", "critical", "exception"})
 _SENTENCE = "a sentence"
 """What libraries and numerical code log instead of an event's name; as many as there are ways to say something."""
 
-_noted: Counter[tuple[str, str]] = Counter()
+_noted: Counter[str] = Counter()
 
 _SECRET = frozenset({"secret", "secret_key", "password", "token"})
 
@@ -94,15 +94,15 @@ def log_op(
     logger.log(level, "op", op=op, outcome=outcome, ms=round(ms, 3), trace=trace, **values)
 
 
-def noted() -> dict[tuple[str, str], int]:
-    """Return how often this process logged something at warning or above, by level and event."""
+def noted() -> dict[str, int]:
+    """Return how often this process logged something at warning or above, by event."""
     return dict(_noted)
 
 
 def _count(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    level, what = event.get("level", ""), str(event.get("event", ""))
-    if level in _NOTED:
-        _noted[level, what if what.isidentifier() else _SENTENCE] += 1
+    what = str(event.get("event", ""))
+    if event.get("level", "") in _NOTED:
+        _noted[what if what.isidentifier() else _SENTENCE] += 1
     return event
 
 

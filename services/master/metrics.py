@@ -14,6 +14,13 @@ from pathlib import Path
 from common.metrics import Figures, Tenants
 from joynexus.wire.back import ClusterView
 
+ROLES = ("trainer", "inference", "env")
+REASONS = (
+    *("handshake", "key", "scope", "role", "malformed", "rate", "silent", "connections", "backlog"),
+    *("undeliverable", "disk", "bug"),
+)
+"""What `ClusterStatus.counts` counts. What has not come up is 0: only then is the first time seen as an increase."""
+
 
 class ClusterFigures:
     """Puts pictures of one cluster, one after another, into figures."""
@@ -21,11 +28,11 @@ class ClusterFigures:
     def __init__(self) -> None:
         self._tenants = Tenants()
         self._seen: dict[tuple[str, str], int] = {}  # restarts that a process was last said to have had
-        self._restarts: Counter[str] = Counter()
+        self._restarts = Counter(dict.fromkeys(ROLES, 0))
 
     def put(self, view: ClusterView, figures: Figures) -> None:
         """Say how the cluster is."""
-        for name in ("trainer", "inference", "env"):
+        for name in ROLES:
             figures.put("joynexus_workers", name, "idle", value=0.0)  # so that one can see that there is none
         for role in view.roles:
             figures.add("joynexus_workers", role.role, role.phase)
@@ -48,7 +55,7 @@ class ClusterFigures:
         for state, jobs in Counter(job.state for job in view.jobs).items():
             figures.put("joynexus_jobs", state, value=jobs)
         figures.put("joynexus_policies", value=view.policies_total)
-        for reason, count in view.counts.items():
+        for reason, count in {**dict.fromkeys(REASONS, 0), **view.counts}.items():
             figures.put("joynexus_refused_total", reason, value=count)
 
     def _restarted(self, view: ClusterView) -> Mapping[str, int]:
