@@ -18,7 +18,9 @@ COMPOSE = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ONCE = {"keygen", "admin"}
 """They do one thing and end."""
-ROLES = SERVICES.keys() - ONCE
+FOREIGN = {"prometheus": "observability", "grafana": "observability", "postgres": "postgres"}
+"""Images of other projects, and the profiles that have them."""
+ROLES = SERVICES.keys() - ONCE - FOREIGN.keys()
 RECIPES = sorted((ROOT / "services").glob("*/Dockerfile"))
 
 
@@ -40,20 +42,55 @@ def test_each_container_is_read_only_without_privileges_and_bounded(name: str) -
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_each_role_is_asked_whether_it_is_ready_and_has_time_to_end(name: str) -> None:
     service = SERVICES[name]
-    assert service["healthcheck"]["test"] == ["CMD", "python", "deploy/probe.py"]
+    asked = ["grep", "-qsE", ":1650 01", "/proc/net/tcp"] if name == "health" else ["python", "deploy/probe.py"]
+    assert service["healthcheck"]["test"] == ["CMD", *asked]
     assert service["restart"] == "unless-stopped"
     assert service["init"] is True
     assert int(service["stop_grace_period"].removesuffix("s")) >= 10
 
 
-def test_only_the_master_can_be_reached_from_outside_and_on_loopback_unless_said_otherwise() -> None:
-    assert [name for name, service in SERVICES.items() if "ports" in service] == ["master"]
-    assert all(port.startswith("${JOYNEXUS_PUBLISH:-127.0.0.1}:") for port in SERVICES["master"]["ports"])
+def test_only_the_master_and_the_dashboard_can_be_reached_from_outside_on_loopback_unless_said_otherwise() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published.keys() == {"master", "dashboard", "grafana"}
+    assert all(port.startswith("${JOYNEXUS_PUBLISH:-127.0.0.1}:") for port in published["master"])
+    assert all(port.startswith("${JOYNEXUS_DASHBOARD_PUBLISH:-127.0.0.1}:") for port in published["dashboard"])
+    assert all(port.startswith("${GRAFANA_PUBLISH:-127.0.0.1}:") for port in published["grafana"])
+    assert SERVICES["grafana"]["profiles"] == ["observability"]
     assert COMPOSE["networks"]["backplane"]["internal"] is True
-    workers = ROLES - {"master"}
+    workers = ROLES - published.keys()
     assert all(SERVICES[name]["networks"] == ["backplane"] for name in workers)
     assert SERVICES["keygen"]["network_mode"] == "none"
+    assert COMPOSE["networks"]["store"]["internal"] is True
+    assert {name for name in SERVICES if "store" in SERVICES[name].get("networks", ())} == {"master", "postgres"}
     assert SERVICES["admin"]["networks"] == ["frontdoor"]
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_what_others_made_is_optional_not_root_and_changes_nothing_of_what_it_is_given(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])
+    assert service["profiles"] == [FOREIGN[name]]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    for volume in service["volumes"]:
+        if isinstance(volume, dict):
+            assert volume["read_only"] is True
+            continue
+        source, _, rest = volume.partition(":")
+        if source.startswith("."):
+            assert rest.endswith(":ro")
+            assert (ROOT / source).exists()
+        else:
+            assert source == name
+
+
+def test_whoever_holds_the_engines_socket_is_asked_for_by_name_and_listens_on_no_port() -> None:
+    holders = [name for name, service in SERVICES.items() if any("docker.sock" in str(v) for v in service["volumes"])]
+    assert holders == ["health"]
+    health = SERVICES["health"]
+    assert health["profiles"] == ["supervisor"]
+    assert health["environment"]["JOYNEXUS_METRICS"] == ""
+    assert "JOYNEXUS_LISTEN" not in health["environment"]
+    assert "ports" not in health
 
 
 def test_a_role_that_only_reads_blobs_cannot_write_them() -> None:
@@ -67,13 +104,14 @@ def test_a_role_that_only_reads_blobs_cannot_write_them() -> None:
 def test_each_role_sees_its_own_key_and_only_an_operators_containers_can_change_keys() -> None:
     for name, service in SERVICES.items():
         mounts = [volume for volume in service["volumes"] if isinstance(volume, dict) and volume["source"] == "keys"]
-        if name in ONCE:
+        if name in ONCE or FOREIGN.get(name) == "observability":
             assert not mounts
             continue
         assert len(mounts) == 1
         assert mounts[0]["read_only"] is True
         role = name.partition("-")[0]
-        assert mounts[0].get("volume", {}).get("subpath") == (None if role == "master" else role)
+        folder = {"master": None, "postgres": "_postgres"}.get(role, role)
+        assert mounts[0].get("volume", {}).get("subpath") == folder
 
 
 def test_the_address_that_is_published_is_the_one_in_the_tenants_files() -> None:
@@ -93,6 +131,7 @@ def test_there_are_as_many_roles_for_a_gpu_as_for_a_cpu_and_one_profile_has_each
         assert "JOYNEXUS_DEVICE" not in cpu["environment"]
     assert "profiles" not in SERVICES["master"]
     assert "profiles" not in SERVICES["env"]
+    assert "profiles" not in SERVICES["dashboard"]
 
 
 def test_each_version_is_pinned_in_one_file_and_each_variable_of_that_file_is_used() -> None:

@@ -35,10 +35,11 @@ def test_compose_accepts_the_file_with_all_profiles() -> None:
     [
         ((), {"trainer", "inference"}),  # as .env says
         (("gpu",), {"trainer-gpu", "inference-gpu"}),
+        (("cpu", "supervisor"), {"trainer", "inference", "health"}),
         (("gpu", "maniskill", "libero"), {"trainer-gpu", "inference-gpu", "env-maniskill", "env-libero"}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_profile_has_its_roles(profiles: tuple[str, ...], roles: set[str]) -> None:
     chosen = [word for profile in profiles for word in ("--profile", profile)]
-    assert set(compose(*chosen, "config", "--services").split()) == {"keygen", "master", "env", *roles}
+    assert set(compose(*chosen, "config", "--services").split()) == {"keygen", "master", "env", "dashboard", *roles}
