@@ -16,7 +16,7 @@ SERVICE = "com.docker.compose.service"
 NUMBER = "com.docker.compose.container-number"
 ONE_OFF = "com.docker.compose.oneoff"
 
-_WORKERS = re.compile(r"trainer|inference|env(-[a-z0-9]+)*")
+_WORKERS = re.compile(r"(trainer|inference|env)(-[a-z0-9]+)*")
 
 
 class Action(enum.Enum):

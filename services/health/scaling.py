@@ -132,15 +132,16 @@ class Scaler:
 def by_group(rows: Iterable[DemandRow], groups: Iterable[str]) -> dict[str, list[DemandRow]]:
     """Return what each group's lanes have to do: simulators of all families together, and data sets.
 
-    A row `env:maniskill` is the group's `env-maniskill`, if there is one, else that of `env`. What no worker serves is
-    left out: more of those that there are could not do it either.
+    A row `env:maniskill` is the group's `env-maniskill`, if there is one, else that of `env`, else that of the only
+    group of its role. What no worker serves is left out: more of those that there are could not do it either.
     """
     known = set(groups)
     lanes: dict[tuple[str, bool], DemandRow] = {}
     for row in rows:
-        own = row.group.replace(":", "-")
-        name = own if own in known else row.role
-        if name in known and row.workers and row.credit:
+        same = [group for group in known if group.partition("-")[0] == row.role]
+        names = [row.group.replace(":", "-"), row.role, *(same if len(same) == 1 else ())]
+        name = next((name for name in names if name in known), "")
+        if name and row.workers and row.credit:
             lane = name, row.need == DATA
             lanes[lane] = _together(lanes[lane], row) if lane in lanes else row
     found: defaultdict[str, list[DemandRow]] = defaultdict(list)

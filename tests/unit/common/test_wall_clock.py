@@ -16,6 +16,7 @@ PLACES = {
     "services/master/clock.py": "once, at the start: what a job's times count from; monotonic from there",
     "common/blobs.py": "against times of files, days apart, and twice before anything goes",
     "common/scratch.py": "against times of files that a killed process left for a day",
+    "services/health/service.py": "when a decision was made, for people to read",
     "joynexus/vla/feature_store.py": "against times of files in a cache: what goes is computed again",
 }
 CORES = ("services.master.core", "services.health.core", "joynexus.client._core", "common.session")

@@ -167,6 +167,11 @@ def test_a_family_with_processes_of_its_own_is_a_group_of_its_own() -> None:
     }  # fmt: skip
 
 
+def test_the_only_group_of_a_role_is_the_one_whatever_its_name() -> None:
+    lanes = by_group([row(3, group="inference:lite"), row(1)], ["inference-gpu", "env-libero", "env-maniskill"])
+    assert {name: [lane.waiting for lane in found] for name, found in lanes.items()} == {"inference-gpu": [3]}
+
+
 def test_what_an_operator_says_is_read() -> None:
     assert parse_scale(" env=1-4, inference=2,env-maniskill=2-2 ") == {
         "env": Range(1, 4), "inference": Range(2, 2), "env-maniskill": Range(2, 2)
