@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -168,3 +169,41 @@ def test_large_log_is_put_aside(cluster: LocalCluster, tmp_path: Path, monkeypat
     cluster.log_file("env").write_text("x" * 100)
     supervise(cluster, tmp_path, env=BROKEN).start("env")
     assert cluster.log_file("env").with_suffix(".log.old").read_text() == "x" * 100
+
+
+SAYS_WHO = "import os\nprint(os.environ['JOYNEXUS_INSTANCE'], flush=True)\n" + ROLE
+
+
+def test_a_new_one_is_like_the_first_of_its_group_but_for_its_instance_and_goes_without_a_trace(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    supervisor = supervise(cluster, tmp_path, env=SAYS_WHO)
+    started = [supervisor.start(name) for name in ("env", "env-2")]
+    assert [each.instance for each in started] == [f"{socket.gethostname()}/{name}" for name in ("env", "env-2")]
+    for each in started:
+        until(lambda each=each: each.instance in cluster.log_file(each.name).read_text())
+    supervisor.stop("env-2")
+    gone: list[Ended] = []
+    until(lambda: gone.extend(supervisor.changes()) or gone)
+    assert [end.name for end in gone] == ["env-2"]
+    assert [path.name for path in cluster.run.glob("*.pid")] == ["env.pid"]
+
+
+def test_the_next_health_adopts_also_those_that_the_plan_does_not_name(cluster: LocalCluster, tmp_path: Path) -> None:
+    first = supervise(cluster, tmp_path, env=ROLE)
+    pids = {name: first.start(name).pid for name in ("env", "env-7")}
+    cluster.write_pid("health", os.getpid())
+    second = supervise(cluster, tmp_path, env=ROLE)
+    assert {started.name: started.pid for started in second.adopt().running} == pids
+    cluster.forget("health")
+    assert second.stop_all(10.0) == []
+    assert cluster.all_running() == {}
+
+
+def test_a_role_may_be_run_by_another_module_than_its_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text("print('here')\n")
+    roles = (RolePlan(name="dashboard", role="dashboard", module="elsewhere"),)
+    supervisor = LocalSupervisor(cluster, ClusterPlan(python=sys.executable, root=str(tmp_path), roles=roles))
+    supervisor.start("dashboard")
+    until(lambda: "here" in cluster.log_file("dashboard").read_text())
+    until(supervisor.changes)
