@@ -1,0 +1,110 @@
+"""The dashboard's shell: a connection to the master, and a web server.
+
+In: settings. Out: pages on `listen`. Never: a port open to others than those it was set to, or a loop that hangs and
+goes on looking alive: the watchdog looks at the loop itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from common.runtime import WorkerRuntime
+from common.settings import DashboardSettings
+from common.telemetry import get_logger
+from joynexus.wire.back import Register
+from services.health.dashboard.source import MasterSource
+from services.health.dashboard.web import Web
+
+log = get_logger(__name__)
+
+TURN_S = 0.2
+HUNG_S = 20.0
+"""A loop that stood still for so long ends the process."""
+CONNECTIONS = 1024
+"""Connections at once; whoever comes then is told to come again."""
+BYE_S = 2.0
+"""How long open streams may take to end."""
+
+
+def run(settings: DashboardSettings) -> None:
+    """Serve until SIGTERM.
+
+    Raises:
+        ValueError: if it cannot listen where it should.
+    """
+    url = settings.dashboard_url or _default_url(settings.listen)
+    parts = urlsplit(url)
+    hosts = tuple(filter(None, (parts.hostname or "", *settings.dashboard_hosts.replace(",", " ").split())))
+    listener = listen(settings.listen)
+    runtime = WorkerRuntime(settings)
+    web = Web(
+        MasterSource(runtime),
+        hosts=hosts,
+        https=parts.scheme == "https",
+        cookie=f"joynexus-{parts.port or listener.getsockname()[1]}",
+        unready=runtime.unready,
+    )
+    with listener, runtime:
+        runtime.register(
+            Register(role="dashboard", incarnation=runtime.incarnation, pid=os.getpid(), credit={}, detail={"url": url})
+        )
+        log.info("listening", at=settings.listen, url=url)
+        asyncio.run(serve(web, listener, runtime))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the runtime."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve(web: Web, listener: socket.socket, runtime: WorkerRuntime) -> None:
+    """Run the web server until the runtime is told to leave."""
+    server = _Server(
+        uvicorn.Config(
+            web.app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=int(BYE_S),
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    with runtime.progress.phase("serving", deadline_s=HUNG_S):
+        while not runtime.finished and not serving.done():
+            runtime.progress.advance()
+            await asyncio.sleep(TURN_S)
+    await web.hub.close()
+    server.should_exit = True
+    await serving
+
+
+def listen(where: str) -> socket.socket:
+    """Return a socket that listens at `host:port`; ValueError if that is not possible."""
+    host, _, port = where.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(f"the dashboard cannot listen at '{where}': {error}; set JOYNEXUS_LISTEN=HOST:PORT") from error
+
+
+def _default_url(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    everywhere = host in ("", "0.0.0.0", "[::]", "::")
+    return f"http://{'127.0.0.1' if everywhere else host}:{port}"

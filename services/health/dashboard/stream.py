@@ -1,0 +1,106 @@
+"""One viewer's stream of server-sent events: the sections that changed since it was last sent something.
+
+In: a page's sections, rendered for all. Out: events `section` (HTML), `news` (a sentence to be said aloud) and `ended`.
+Never: a queue: a viewer that reads slowly gets the newest of what it missed; nor a connection kept for one that does
+not read at all for `STUCK_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from services.health.dashboard.hub import Hub, Scope
+from services.health.dashboard.render import SECTIONS, Asked, Renderer
+
+QUIET_S = 15.0
+"""Without anything new a comment is sent, so that the connection is not taken for dead."""
+STUCK_S = 30.0
+RETRY_MS = 2000
+"""How long a browser waits before it comes again."""
+
+Receive = Callable[[], Any]
+Send = Callable[[MutableMapping[str, Any]], Any]
+
+
+class Stream:
+    """Keeps one page up to date.
+
+    Args:
+        hub: whose pictures.
+        renderer: makes sections.
+        session: who looks.
+        scope: what it sees.
+        asked: the page.
+        age_s: says how old the picture is.
+    """
+
+    def __init__(
+        self, hub: Hub, renderer: Renderer, session: str, scope: Scope, asked: Asked, age_s: Callable[[], float]
+    ) -> None:
+        self._hub, self._renderer, self._session = hub, renderer, session
+        self._scope, self._asked, self._age_s = scope, asked, age_s
+        self._sent: dict[str, int] = {}
+        self._said = scope.said[0]
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send until the viewer or its session is gone."""
+        left = asyncio.create_task(_left(receive))
+        try:
+            with self._hub.watching(self._session, self._scope, self._asked.job):
+                text = f"retry: {RETRY_MS}\n\n{self.events()}"
+                while not left.done():
+                    if text:
+                        await asyncio.wait_for(
+                            send({"type": "http.response.body", "body": text.encode(), "more_body": True}), STUCK_S
+                        )
+                    if not self.valid:
+                        return
+                    seen = self._scope.shots
+                    await self._wait(left)
+                    text = self.events() if self._scope.shots != seen else ": \n\n"
+        except (TimeoutError, OSError):
+            return  # it does not read, or is gone
+        finally:
+            left.cancel()
+
+    @property
+    def valid(self) -> bool:
+        """Return whether the session still has the scope that is shown."""
+        return self._hub.knows(self._session) is self._scope
+
+    def events(self) -> str:
+        """Return what changed since the last call."""
+        if not self.valid:
+            return event("ended", "")
+        texts: list[str] = []
+        age_s = self._age_s()
+        for name in SECTIONS[self._asked.page]:
+            html = self._renderer.section(self._scope, self._asked, name, age_s=age_s)
+            if self._sent.get(name) != hash(html):
+                self._sent[name] = hash(html)
+                texts.append(event("section", html))
+        number, sentence = self._scope.said
+        if number != self._said:
+            self._said = number
+            texts.append(event("news", sentence))
+        return "".join(texts)
+
+    async def _wait(self, left: asyncio.Task[None]) -> None:
+        woken = asyncio.create_task(self._scope.woken(QUIET_S))
+        try:
+            await asyncio.wait({woken, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+
+
+def event(name: str, text: str) -> str:
+    """Return a server-sent event. Source: the HTML standard, 9.2.6 (a line of data for each line of the text)."""
+    lines = text.replace("\r", "").split("\n")
+    return "".join([f"event: {name}\n", *(f"data: {line}\n" for line in lines), "\n"])
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
