@@ -41,3 +41,32 @@ class BusyClock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+    def overhead(self) -> Overhead:
+        """Begin to count what lies between measurements on the calling thread."""
+        return Overhead(counts=self._device.type != "cuda")
+
+
+class Overhead:
+    """CPU time of a thread between the parts of its work that are measured one by one.
+
+    Args:
+        counts: whether it is busy time at all: on a GPU only the parts are.
+    """
+
+    def __init__(self, *, counts: bool) -> None:
+        self._counts = counts
+        self._began = time.thread_time()
+        self._counted_s = 0.0
+
+    def part(self, seconds: float) -> None:
+        """A part has taken so many of the thread's seconds."""
+        self._counted_s += seconds
+
+    def take(self) -> float:
+        """Return the seconds that were in no part, since the last call."""
+        if not self._counts:
+            return 0.0
+        rest = max(0.0, time.thread_time() - self._began - self._counted_s)
+        self._counted_s += rest
+        return rest

@@ -98,6 +98,9 @@ class SharedForward:
         clock: measures the forwards.
         max_rows: samples in one forward at most; bounds its memory.
         advance: called after each forward, also one that failed, so that a long group does not look like a hang.
+
+    Attributes:
+        own_s: busy time of all forwards so far, without what other devices did of them.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class SharedForward:
         self._max_rows = max_rows
         self._advance = advance
         self._numerics_class = numerics_class(backbone.device, backbone.dtype)
+        self.own_s = 0.0
 
     def key(self, scope: str, observation: Observation) -> str:
         """Name the feature of an observation; only requests of the same scope share it."""
@@ -199,7 +203,7 @@ class SharedForward:
         except torch.AcceleratorError:
             raise  # the device is lost to this process, which must start anew
         except Exception as error:  # whatever it is, one tenant's sample must not take the others down
-            wasted = elapsed() + self._backbone.take_far_busy()
+            wasted = self._taken(elapsed())
             self._advance()
             log.warning("a forward of %d samples failed: %r", len(keys), error, exc_info=again)
             failed = self._seek(keys, wanting, error, again=again)
@@ -207,12 +211,17 @@ class SharedForward:
             for key in guilty:
                 _charge(wanting[key], wasted / len(guilty))
             return failed
-        busy_s, tokens = elapsed() + self._backbone.take_far_busy(), sum(feature.length for feature in made)
+        busy_s, tokens = self._taken(elapsed()), sum(feature.length for feature in made)
         for key, feature in zip(keys, made, strict=True):
             _hand_out(key, feature, wanting[key])
             _charge(wanting[key], busy_s * feature.length / tokens)
         self._advance()
         return ()
+
+    def _taken(self, own_s: float) -> float:
+        """Return what a forward took on all devices."""
+        self.own_s += own_s
+        return own_s + self._backbone.take_far_busy()
 
     def _seek(self, keys: Sequence[str], wanting: _Wanting, error: Exception, *, again: bool) -> Sequence[str]:
         """Find the samples at fault in a forward that failed; return all on which it fails."""

@@ -39,12 +39,18 @@ log = get_logger(__name__)
 
 @dataclass
 class _Ready:
-    """A training op whose batch was read and whose features were looked up; `busy_s` is what that took."""
+    """A training op whose batch was read and whose features were looked up.
+
+    Attributes:
+        busy_s: what that took.
+        overhead_s: its share of what the round took between its parts.
+    """
 
     item: TrainItem
     batch: Batch
     need: Need
     busy_s: float = 0.0
+    overhead_s: float = 0.0
 
 
 @dataclass
@@ -76,6 +82,7 @@ class GroupRun:
         self._forward = forward
         self._ops = ops
         self._clock = clock
+        self._overhead = clock.overhead()
         self._lanes: dict[SlotKey, deque[TrainItem]] = {}
         self._paged_s: dict[SlotKey, float] = {}  # what opening took, until an item is charged with it
         for item in group.items:
@@ -83,6 +90,7 @@ class GroupRun:
 
     def answers(self) -> Iterator[Answer]:
         """Do the group; see `TrainerEngine.run`."""
+        self._overhead = self._clock.overhead()  # on the thread that does the group, as of now
         failed = deque(self._open_slots())
         while failed:
             answer = failed.popleft()
@@ -97,17 +105,17 @@ class GroupRun:
             elapsed = self._clock.start()
             try:
                 self._open_slot(opening)
-                self._paged_s[key] = elapsed()
+                self._paged_s[key] = self._part(elapsed())
             except Unreachable as error:
-                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened now: {error}")
+                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened now: {error}", elapsed())
             except JoyNexusError as error:
-                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened: {error}")
+                yield self._fail(key, error.code, f"policy '{key[1]}' cannot be opened: {error}", elapsed())
             except torch.AcceleratorError:
                 raise  # as in _guarded
             except Exception:  # as in _guarded
                 log.exception("policy_not_opened", tenant=key[0], policy=key[1])
                 sentence = f"policy '{key[1]}' cannot be opened; the trainer's log has the reason"
-                yield self._fail(key, ErrorCode.INTERNAL, sentence)
+                yield self._fail(key, ErrorCode.INTERNAL, sentence, elapsed())
         for key in [key for key in self._lanes if key not in self._slots]:
             yield self._fail(key, ErrorCode.UNAVAILABLE, f"policy '{key[1]}' is not in this trainer's memory: open it")
 
@@ -116,7 +124,10 @@ class GroupRun:
         ready: list[_Ready] = []
         for key in list(self._lanes):
             yield from self._advance(key, ready)
+        forwarded_s = self._forward.own_s
         self._forward.complete([op.need for op in ready])
+        self._overhead.part(self._forward.own_s - forwarded_s)
+        self._share_overhead(ready)
         # Short private parts first: a pass over an update's experience takes seconds, a step milliseconds.
         for op in sorted(ready, key=lambda op: len(op.batch.keys)):
             yield self._finish(op)
@@ -130,13 +141,15 @@ class GroupRun:
             elapsed = self._clock.start()
             outcome = self._guarded(item, partial(self._start, item))
             if isinstance(outcome, _Ready):
-                outcome.busy_s = elapsed()
+                outcome.busy_s = self._part(elapsed())
                 ready.append(outcome)
                 return
             if isinstance(outcome, _Stored):
-                yield self._answer(item, outcome.done)
+                # A replay's first answer was charged when it was given; of another one nobody knows.
+                known = {"busy_s": 0.0, "page_s": 0.0, "overhead_s": 0.0} if item.replay else {}
+                yield self._answer(item, msgspec.structs.replace(outcome.done, **known))
             else:
-                yield self._settle(item, outcome, elapsed())
+                yield self._settle(item, outcome, self._part(elapsed()), self._overhead.take())
 
     def _start(self, item: TrainItem) -> TrainDone | _Stored | _Ready:
         slot = self._slots[_key(item)]
@@ -153,15 +166,29 @@ class GroupRun:
 
     def _finish(self, op: _Ready) -> Answer:
         """Do the private part of a training op."""
-        before = op.busy_s + op.need.busy_s
+        before_s = op.busy_s + op.need.busy_s
         elapsed = self._clock.start()
         outcome = self._guarded(op.item, partial(self._train, op))
         if isinstance(outcome, TrainDone):
             outcome = msgspec.structs.replace(outcome, backbone_forwards=op.need.forwards)
-        return self._settle(op.item, outcome, before + elapsed())
+        busy_s = before_s + self._part(elapsed())
+        return self._settle(op.item, outcome, busy_s, op.overhead_s + self._overhead.take())
 
     def _train(self, op: _Ready) -> TrainDone:
         return self._ops.train(self._slots[_key(op.item)], op.item, op.batch, op.need.features())
+
+    def _part(self, seconds: float) -> float:
+        """A part of the group has taken so long, on its own."""
+        self._overhead.part(seconds)
+        return seconds
+
+    def _share_overhead(self, ready: Sequence[_Ready]) -> None:
+        """Divide what the round took between its parts, by what those who shared it took of the parts."""
+        total_s = sum(op.busy_s + op.need.busy_s for op in ready)
+        if total_s > 0:
+            rest_s = self._overhead.take()
+            for op in ready:
+                op.overhead_s = rest_s * (op.busy_s + op.need.busy_s) / total_s
 
     # What may become of an op
 
@@ -182,12 +209,13 @@ class GroupRun:
             sentence = f"op {item.seq} of policy '{key[1]}' failed inside the service; the trainer's log has the reason"
             return self._fail(key, ErrorCode.INTERNAL, sentence)
 
-    def _settle(self, item: TrainItem, outcome: Answer, busy_s: float) -> Answer:
+    def _settle(self, item: TrainItem, outcome: Answer, busy_s: float, overhead_s: float) -> Answer:
         """Count an op that was answered as applied."""
-        if isinstance(outcome, SlotFailed):
-            return outcome
         page_s = self._paged_s.pop(_key(item), 0.0)
-        outcome = msgspec.structs.replace(outcome, busy_s=busy_s + page_s, page_s=page_s)
+        total_s = busy_s + overhead_s + page_s
+        if isinstance(outcome, SlotFailed):
+            return msgspec.structs.replace(outcome, busy_s=total_s)
+        outcome = msgspec.structs.replace(outcome, busy_s=total_s, overhead_s=overhead_s, page_s=page_s)
         self._slots[_key(item)].remember(item, outcome)
         return self._answer(item, outcome)
 
@@ -199,12 +227,17 @@ class GroupRun:
             del self._lanes[key]
         return msgspec.structs.replace(done, task=self._group.task, attempt=self._group.attempt)
 
-    def _fail(self, key: SlotKey, code: ErrorCode, sentence: str) -> SlotFailed:
+    def _fail(self, key: SlotKey, code: ErrorCode, sentence: str, busy_s: float = 0.0) -> SlotFailed:
         self._slots.pop(key, None)
         self._lanes.pop(key, None)
         group = self._group
         return SlotFailed(
-            task=group.task, attempt=group.attempt, tenant=key[0], policy=key[1], error=failure(code, sentence)
+            task=group.task,
+            attempt=group.attempt,
+            tenant=key[0],
+            policy=key[1],
+            error=failure(code, sentence),
+            busy_s=self._part(busy_s),
         )
 
 

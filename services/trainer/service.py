@@ -89,11 +89,11 @@ def run(settings: TrainerSettings) -> None:
 
 def _note(runtime: WorkerRuntime, group: TrainGroup, answer: Answer, *, on_gpu: bool) -> None:
     """One line an answer; device time counts as busy where the CPU clock cannot see it."""
+    if on_gpu:
+        runtime.progress.add_busy(answer.busy_s)
     if isinstance(answer, SlotFailed):
         log.warning("slot_failed", tenant=answer.tenant, policy=answer.policy, reason=answer.error.message)
         return
-    if on_gpu:
-        runtime.progress.add_busy(answer.busy_s)
     of = (answer.tenant, answer.policy, answer.seq)
     runtime.note(
         log,

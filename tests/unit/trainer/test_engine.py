@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from common.blobs import BlobStoreFullError
+from joynexus.vla.busy import Overhead
 from joynexus.vla.learner import learning_rate
 from joynexus.vla.policy import Policy
 from joynexus.vla.version_file import read_version
@@ -487,6 +488,9 @@ def test_busy_time_is_shared_by_rows(bench: Bench) -> None:
 
         def start(self):
             return lambda: 1.0
+
+        def overhead(self):
+            return Overhead(counts=False)
 
     bench.engine = type(bench.engine)(
         bench.backbone, None, bench.open_blob, bench.put_blob, scratch=bench.folder / "s", clock=Ticks()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from joynexus.vla.busy import Overhead
 from joynexus.vla.feature import LAST
 from joynexus.vla.policy import Policy
 from joynexus.wire import ErrorCode
@@ -129,6 +130,9 @@ def test_who_wrecks_the_forward_pays_for_the_search_and_the_others_as_if_nothing
 
         def start(self):
             return lambda: 1.0
+
+        def overhead(self):
+            return Overhead(counts=False)
 
     bench.engine = type(bench.engine)(
         bench.backbone, None, bench.open_blob, bench.put_blob, scratch=bench.folder / "s", clock=Ticks()
