@@ -4,13 +4,15 @@ In: a Docker Engine. Out: a log with times; exit code 1 if something was not as 
 
 It builds the images and brings the cluster up; a newcomer with nothing but the client and a key runs the README's
 example; a tenant imitates, reinforces and measures, once in calm, once while env is scaled 1 → 4 → 1, once while the
-processes of all containers are killed one after another: the numbers are the same, bit for bit. Then the key is
-revoked, and everything taken down. `--keep` leaves it up; `--parts scale,kill` does only these.
+processes of all containers are killed one after another, once while health scales by what there is to do: the numbers
+are the same, bit for bit. Then the key is revoked, and everything taken down. `--keep` leaves it up; `--parts
+scale,kill` does only these.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import socket
 import sys
@@ -29,7 +31,8 @@ from tests.waiting import until
 BUILT = ("master", "trainer", "inference", "env", "health")
 MANY = 4
 READY_S, BUSY_S = 600.0, 600.0
-PARTS = ("newcomer", "scale", "kill", "revoke")
+SOCKET = Path("/var/run/docker.sock")
+PARTS = ("newcomer", "scale", "kill", "supervise", "revoke")
 
 
 class Test:
@@ -44,7 +47,9 @@ class Test:
         self.folder, self.log = folder, log
         ports = _free_ports(3)
         names = ("JOYNEXUS_PORT", "JOYNEXUS_BULK_PORT", "JOYNEXUS_DASHBOARD_PORT")
-        self.compose = Compose({name: str(port) for name, port in zip(names, ports, strict=True)})
+        settings = {name: str(port) for name, port in zip(names, ports, strict=True)}
+        settings |= {"JOYNEXUS_SCALE": "env=1-3", "DOCKER_GID": str(SOCKET.stat().st_gid)}
+        self.compose = Compose(settings)
 
     def run(self, parts: tuple[str, ...]) -> None:
         """Do all of it."""
@@ -64,6 +69,8 @@ class Test:
                 self.scale(tenant, operator, calm)
             if "kill" in parts:
                 self.kill(tenant, calm)
+            if "supervise" in parts:
+                self.supervise(tenant, calm)
             if "revoke" in parts:
                 self.revoke(tenant)
         self.log(f"usage: {self.compose.admin('joynexus', 'usage').strip()}")
@@ -120,8 +127,8 @@ class Test:
             return [role.busy_s for role in operator.status().roles if role.role == "env" and role.phase != "lost"]
 
         with Rounds(tenant, "scaled") as rounds:
-            self.log(f"docker compose up -d --no-recreate --scale env={MANY}, while the tenant works")
-            self.compose("up", "-d", "--no-recreate", "--scale", f"env={MANY}")
+            self.log(f"docker compose up -d --scale env={MANY}, while the tenant works")
+            self.compose("up", "-d", "--scale", f"env={MANY}")
             self.ready({"env": MANY})
             until(lambda: len(env_busy()) == MANY)
             before = env_busy()
@@ -132,8 +139,8 @@ class Test:
 
             until(all_worked, BUSY_S)
             self.log(f"all {MANY} env workers work; {len(rounds.numbers)} rounds are done")
-            self.log("docker compose up -d --no-recreate --scale env=1")
-            self.compose("up", "-d", "--no-recreate", "--scale", "env=1")
+            self.log("docker compose up -d --scale env=1")
+            self.compose("up", "-d", "--scale", "env=1")
             self.ready({"env": 1})
             until(lambda: len(env_busy()) == 1)
             self.log(f"one env worker is left, none is lost; {len(rounds.numbers)} rounds are done")
@@ -154,6 +161,20 @@ class Test:
         """Whether the Engine has started this container again, and it serves."""
         (now,) = [container for container in self.compose.containers(was.service) if container.id == was.id]
         return now.ready and now.started != was.started and now.restarts > was.restarts
+
+    def supervise(self, tenant: Client, calm: Numbers) -> None:
+        """Have health scale env: more while there is work for them, one when there is none."""
+        self.log("docker compose up -d --no-deps health, with JOYNEXUS_SCALE=env=1-3")
+        self.compose("up", "-d", "--no-deps", "health")
+        self.ready({"health": 1})
+        with Rounds(tenant, "supervised") as rounds:
+            until(lambda: sum(container.ready for container in self.compose.containers("env")) > 1, BUSY_S)
+            self.log(f"health has {len(self.compose.containers('env'))} env workers")
+        self.same("supervised", rounds, calm)
+        self.ready({"env": 1})
+        for line in self.compose("logs", "--no-color", "--no-log-prefix", "health").splitlines():
+            if line.startswith("{") and (said := json.loads(line))["event"] == "scaled":
+                self.log(f"health: {said['group']} {said['before']} → {said['after']}: {said['reason']}")
 
     def same(self, what: str, rounds: Rounds, calm: Numbers) -> None:
         """Compare with the run that nothing happened to."""
