@@ -329,6 +329,9 @@ class Acting:
         if not station.groups:
             station.since = self._outbox.now
         station.groups[task] = group
+        for request in group:
+            if not request.kills:
+                self._outbox.waited("inference", request.arrived)
         self._roster.give(station.worker, task, 1, *group_of(task, group))
 
     def _settle(self, worker: Worker, request: ActRequest, item: Predicted) -> None:

@@ -64,7 +64,18 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, str | int | float | bool]
 
 
-Command = Send | Persist | DeleteBlobs | Log
+class Waited(msgspec.Struct, frozen=True):
+    """A piece of work, that nobody had before, was given to a worker: how long it had waited, for the shell to count.
+
+    Attributes:
+        queue: `training`, `inference` or `env`.
+    """
+
+    queue: str
+    seconds: float
+
+
+Command = Send | Persist | DeleteBlobs | Log | Waited
 
 
 class Sources(Protocol):

@@ -144,6 +144,8 @@ class Dispatch:
             return failure(ErrorCode.NOT_FOUND, f"state '{op.record.state}' could not be saved, so it cannot be loaded")
         try:
             builder.add_op(policy, op)
+            if op.done is None and op.since is not None:
+                self._outbox.waited("training", op.since)
         except KeyError as error:
             self._outbox.log("error", "payload_lost", policy=policy.name, seq=op.record.seq, reason=str(error))
             return failure(ErrorCode.INTERNAL, f"the samples of op {op.record.seq} are lost: see the master's log")

@@ -17,7 +17,7 @@ import msgspec
 
 from common.journal.records import Record, key_of
 from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message, failure
-from services.master.commands import Command, DeleteBlobs, Log, Persist, Send
+from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Waited
 from services.master.events import BackMessage, FrontMessage, Peer
 
 Saved = Callable[[], None]
@@ -85,6 +85,10 @@ class Outbox:
     ) -> None:
         """Write a log line."""
         self._commands.append(Log(level=level, event=event, fields=fields))
+
+    def waited(self, queue: str, since: float) -> None:
+        """Say since when a piece of work has waited that is given to a worker now."""
+        self._commands.append(Waited(queue, self.now - since))
 
     def take(self) -> list[Command]:
         """Give away the commands collected so far."""

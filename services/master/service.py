@@ -41,7 +41,7 @@ from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
 from joynexus.wire.front import OpResult
 from services.master.bulk import BulkService, Question
 from services.master.clock import Clock
-from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources
+from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources, Waited
 from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
@@ -251,6 +251,8 @@ class MasterService:
                 self._unwritten.append((command.token, command.records))
             case DeleteBlobs():
                 self._bulk.delete(command.digests)
+            case Waited():
+                self._figures.observe("joynexus_queue_seconds", command.queue, value=command.seconds)
             case Log():
                 getattr(log, command.level)(command.event, **command.fields)
         return None

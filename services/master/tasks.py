@@ -389,6 +389,8 @@ class EnvQueue:
 
     def _start(self, worker: Worker, task: Task) -> None:
         self._ready.note(worker, task)
+        if not task.attempt:
+            self._outbox.waited("env", task.since)
         task.attempt += 1
         task.worker = worker
         task.estimate_s = self._costs.get(task.need, 0.0)
