@@ -33,6 +33,10 @@ from joynexus.specs import (
 )
 from joynexus.wire import JoyNexusError, Message
 from joynexus.wire.front import (
+    BackupBegin,
+    BackupEnd,
+    BackupTicket,
+    CancelJobs,
     ClusterStatus,
     CreatePolicy,
     GetJob,
@@ -192,6 +196,20 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
     # Jobs
 
     def _submit(self, spec: JobSpec, *, key: str = "") -> Flow[JobT]:
+    # What only operators ask
+
+    def _cancel_jobs_of(self, tenant: str) -> Flow[None]:
+        """Cancel all jobs of a tenant that have not ended; what they published stays."""
+        yield from self._ask(CancelJobs(tenant=check_name("tenant", tenant)), Done)
+
+    def _begin_backup(self, ttl_s: float) -> Flow[str]:
+        """Have no blob deleted for `ttl_s` seconds (1 to 3600), and return the ticket that ends that."""
+        return (yield from self._ask(BackupBegin(ttl_s=ttl_s), BackupTicket)).ticket
+
+    def _end_backup(self, ticket: str) -> Flow[None]:
+        """Have blobs deleted again to which nothing refers."""
+        yield from self._ask(BackupEnd(ticket=ticket), Done)
+
         """Start a job.
 
         Args:
@@ -271,6 +289,9 @@ class Client(ClientVerbs[Policy, Job]):
     evaluate = blocking(ClientVerbs[Policy, Job]._evaluate)
     evaluate_dataset = blocking(ClientVerbs[Policy, Job]._evaluate_dataset)
     job = blocking(ClientVerbs[Policy, Job]._job)
+    cancel_jobs_of = blocking(ClientVerbs[Policy, Job]._cancel_jobs_of)
+    begin_backup = blocking(ClientVerbs[Policy, Job]._begin_backup)
+    end_backup = blocking(ClientVerbs[Policy, Job]._end_backup)
     jobs = blocking(ClientVerbs[Policy, Job]._jobs)
     status = blocking(ClientVerbs[Policy, Job]._status)
     usage = blocking(ClientVerbs[Policy, Job]._usage)

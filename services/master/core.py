@@ -31,6 +31,7 @@ from common.journal.records import (
 )
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, hosted, limits
 from services.master.acting import Acting
+from services.master.backup import Backups
 from services.master.catalog import Catalog
 from services.master.commands import Command, Sources
 from services.master.config import CoreConfig
@@ -124,6 +125,7 @@ class MasterCore:
             self._env.task,
         )
         self._hosts = Hosts(outbox, config, self._env, self._acting.act_for, self._holdings.size)
+        self._backups = Backups(outbox)
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
         self._training = Training(
             outbox,
@@ -261,8 +263,8 @@ class MasterCore:
         return None
 
     def unreferenced(self, digests: Iterable[str]) -> list[str]:
-        """Return those of these blobs to which nothing refers, of any tenant's."""
-        return self._holdings.unreferenced(digests)
+        """Return those of these blobs to which nothing refers, of any tenant's; none while a backup is made."""
+        return [] if self._backups.under_way else self._holdings.unreferenced(digests)
 
     # Inside
 
@@ -398,6 +400,9 @@ class MasterCore:
             back.RolloutDone: self._env.on_answer,
             back.SimulatorDescribed: self._env.on_answer,
             back.ActionsEvaluated: self._env.on_answer,
+            front.CancelJobs: self._jobs.on_cancel_all,
+            front.BackupBegin: self._backups.on_begin,
+            front.BackupEnd: self._backups.on_end,
             front.Status: self._reports.on_status,
         }
         return to_tenants, to_workers

@@ -14,7 +14,7 @@ import msgspec
 from common.journal.records import CurveRecord, JobRecord, PageRecord, Record
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec, JobSpec, PipelineSpec, RlSpec, SftSpec, StageSpec
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.front import CancelJob, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
+from joynexus.wire.front import CancelJob, CancelJobs, Done, GetJob, JobInfo, JobList, ListJobs, ResumeJob, SubmitJob
 from services.master.checks import check_job
 from services.master.driving_job import DrivingJob
 from services.master.evaluation_jobs import DatasetEvaluationJob, EvaluationJob
@@ -107,6 +107,17 @@ class Jobs:
         self._outbox.save([job.record], lambda: self._outbox.answer(asked, job.info()))
 
     def on_resume(self, asked: FrontMessage, message: ResumeJob) -> None:
+    def on_cancel_all(self, asked: FrontMessage, message: CancelJobs) -> None:
+        """Stop all jobs of a tenant, because an operator says so; those that have ended stay as they ended."""
+        if not asked.operator:
+            raise refuse(ErrorCode.FORBIDDEN, "only an operator's key may cancel another tenant's jobs")
+        going = [job for job in self._jobs.get(message.tenant, {}).values() if not job.ended]
+        for job in going:
+            job.cancel()
+        if going:
+            self._outbox.log("info", "jobs_cancelled", tenant=message.tenant, jobs=len(going), by=asked.tenant)
+        self._outbox.save([job.record for job in going], lambda: self._outbox.answer(asked, Done()))
+
         """Have a parked job go on."""
         job = self._get(asked.tenant, message.job)
         job.resume()

@@ -195,6 +195,9 @@ ATTACKS: dict[type[Message], Attack] = {
     ],
     front.DrainWorker: _each(front.DrainWorker, "worker", "trainer-1", "env-1", "none"),
     front.PushDataset: _pushes,
+    front.CancelJobs: _each(front.CancelJobs, "tenant", "a", "b", "none"),
+    front.BackupBegin: lambda ids, mine: [front.BackupBegin(ttl_s=60.0)],
+    front.BackupEnd: lambda ids, mine: [front.BackupEnd(ticket="t")],
     front.BlobBegin: _begins,
     front.BlobChunk: _chunks,
     hosted.OfferEnvironment: _offers,
@@ -261,5 +264,6 @@ def test_there_is_something_to_learn(tmp_path: Path) -> None:
             answers = [scene.world.say_as("a", message, buffers=buffers, id="x") for scene in (own, alone)]
             if plain(answers[0]) != plain(answers[1]) or not all(isinstance(a, Failure) for a in answers[0]):
                 differing.add(verb)
-    harmless = {front.Hello, front.Ping, front.MovePolicy, front.DrainWorker}
+    harmless = {front.Hello, front.Ping, front.MovePolicy, front.DrainWorker, front.OpenDashboard}
+    harmless |= {front.CancelJobs, front.BackupBegin, front.BackupEnd}
     assert set(ATTACKS) - differing <= harmless
