@@ -124,8 +124,8 @@ class Scaler:
             after = max(limits.least, before - 1)
             if after < before:
                 running = sum(lane.running for lane in lanes)
-                runs = f"what runs ({running}) needs" if running else "nothing runs that needs"
-                return after, f"nothing has waited for {now - group.calm_since:.0f} s, and {runs} no more than {after}"
+                calm_s = now - group.calm_since
+                return after, f"nothing has waited for {calm_s:.0f} s, and {after} can do what runs ({running})"
         return before, ""
 
 

@@ -1,4 +1,4 @@
-"""Env and inference processes are added to a cluster under load, as an operator would by hand, and taken away again."""
+"""Env and inference processes are added to a cluster under load, by hand or by what waits, and taken away again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
+from joynexus.client import Job
+from joynexus.scale import Range
 from joynexus.specs import EvaluateSpec
 from joynexus.wire.front import EvaluationResult, RoleStatus
+from tests.chaos import faulty_simulator as faulty
 from tests.chaos.cluster import Cluster, chaotic
 from tests.chaos.verdict import Verdict
 from tests.process.test_rl import ENV, learn, numbers, rl
@@ -23,11 +26,19 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1500)]
 START_S, LAST_S = 300.0, 300.0
 EPISODES = 40
+BURST = 12
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with chaotic(tmp_path_factory.mktemp("cluster")) as cluster:
+    slow = tmp_path_factory.mktemp("faults") / "fault"
+    slow.write_text(faulty.SLOW)
+    variables = {
+        "JOYNEXUS_GYMNASIUM_MODULES": faulty.__name__,
+        faulty.VARIABLE: str(slow),
+        "JOYNEXUS_SCALE_DOWN_S": "4",  # else each step down takes a minute
+    }
+    with chaotic(tmp_path_factory.mktemp("cluster"), **variables) as cluster:
         yield cluster
 
 
@@ -156,3 +167,54 @@ def test_processes_that_come_and_go_under_load_take_their_share_and_change_no_nu
         until(cluster.idle)
     with verdict("I6"):
         assert cluster.log("master").count("worker_left") >= 5  # more if the host stood still: who is back leaves again
+
+
+def decided(cluster: Cluster) -> list[tuple[int, int]]:
+    """What scaling decided for env workers, as health keeps it."""
+    report = cluster.local.load_health()
+    decisions = report.decisions if report else ()
+    return [(decision.before, decision.after) for decision in decisions if decision.group == "env"]
+
+
+@pytest.mark.case(30, "a burst of evaluations: env 1 -> 4 -> 1 by itself")
+def test_a_burst_takes_env_workers_to_the_limit_and_back_and_each_episode_is_done_once(
+    cluster: Cluster, verdict: Verdict
+) -> None:
+    client, env = cluster.client, f"gymnasium/{faulty.__name__}:Faulty-v0"
+    learn(client, rl("walker", env=env, updates=1, episodes=4, episode_limit=12))
+    evaluation = EvaluateSpec(
+        policy="walker", version=1, env=env, episodes=EPISODES, first_seed=faulty.FIRST_SEED, episode_limit=12
+    )
+
+    def result(job: Job) -> EvaluationResult:
+        info = job.wait(progress=False, timeout_s=LAST_S)
+        assert info.state == "succeeded", info.message
+        assert isinstance(job.result, EvaluationResult)
+        return job.result
+
+    alone = result(client.submit(evaluation))
+    before = {role.worker for role in client.status().roles}
+    first = cluster.pid("env")
+    cluster.local.save_scale({"env": Range(1, 4)})
+    jobs = [client.submit(evaluation) for _ in range(BURST)]
+    with verdict("I5"):
+        until(lambda: decided(cluster)[:2] == [(1, 2), (2, 4)], LAST_S)
+        until(lambda: len([role for role in client.status().roles if role.role == "env"]) == 4, START_S)
+    with verdict("I3"):
+        results = [result(job) for job in jobs]
+    with verdict("I1"):
+        assert [episode.seed for episode in alone.results] == list(
+            range(faulty.FIRST_SEED, faulty.FIRST_SEED + EPISODES)
+        )
+        assert all(found == alone for found in results)
+    with verdict("I4"):
+        until(lambda: decided(cluster)[2:] == [(4, 3), (3, 2), (2, 1)], LAST_S)
+        until(lambda: {role.worker for role in client.status().roles} == before, LAST_S)
+        assert cluster.local.running("env") == first
+        assert not [name for name in cluster.local.all_running() if name.startswith("env-")]
+    with verdict("I6"):
+        scaled = [line for line in cluster.log("health").splitlines() if " scaled " in line and "group=env" in line]
+        assert len(scaled) == 5
+        assert all("reason='" in line for line in scaled)
+        left = [line for line in cluster.log("master").splitlines() if "worker_lost" in line and "worker=env" in line]
+        assert left == []

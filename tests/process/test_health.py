@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from common.exits import EXIT_CONFIG
 from joynexus import launch
+from joynexus.cli._scale import scale
 from joynexus.local import ClusterPlan, HealthReport, InstanceHealth, LocalCluster, RolePlan
 from joynexus.scale import Range, group_of
-from joynexus.wire.back import ClusterView, ViewCluster
+from joynexus.wire.back import ClusterView, DemandRow, ViewCluster
 from joynexus.wire.front import RoleStatus
 from tests.process.fake_master import FakeMaster
 
@@ -35,6 +37,7 @@ class Cluster:
         self.local = LocalCluster(folder)
         self.local.run.mkdir()
         self.known: set[str] = {"trainer", "env"}
+        self.demand: tuple[DemandRow, ...] = ()
         self._master, self._root = master, folder / "checkout"
         self._stop = threading.Event()
         self._answerer = threading.Thread(target=self._answer)
@@ -116,7 +119,7 @@ class Cluster:
                 for name, pid in self.local.all_running().items()
                 if group_of(name) in self.known
             )
-            status = ClusterView(at=0.0, server="s", uptime_s=1.0, roles=roles)
+            status = ClusterView(at=0.0, server="s", uptime_s=1.0, roles=roles, demand=self.demand)
             self._master.give(status, re=asked.header.id)
 
 
@@ -161,12 +164,20 @@ def test_roles_outlive_health_and_the_next_health_adopts_them(cluster: Cluster) 
 
 
 def test_processes_are_started_and_end_as_the_operator_says_and_the_next_health_goes_on_with_them(
-    cluster: Cluster,
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(ValueError, match="health does not run"):
+        scale(["env=3"], cluster.local.folder)
     first = cluster.start_health()
     cluster.until(cluster.running)
-    cluster.local.save_scale({"env": Range(3, 3)})
-    cluster.until(lambda: len(cluster.report()) == 5 and {i.state for i in cluster.report().values()} == {"running"})
+    for words, said in ((["dashboard=2"], "there are trainer, inference, env"), (["env"], "write for example env=3")):
+        with pytest.raises(ValueError, match=said):
+            scale(words, cluster.local.folder)
+    scale(["env=3"], cluster.local.folder, timeout=90.0)
+    assert "env 1 → 3: the operator wants 3" in capsys.readouterr().out
+    assert {name: i.state for name, i in cluster.report().items() if name.startswith("env")} == {
+        "env": "running", "env-2": "running", "env-3": "running"
+    }  # fmt: skip
     before = {name: pid for name, pid in cluster.local.all_running().items() if name != "health"}
     assert set(before) == {"master", "trainer", "env", "env-2", "env-3"}
     first.kill()
@@ -175,13 +186,34 @@ def test_processes_are_started_and_end_as_the_operator_says_and_the_next_health_
     cluster.start_health()
     cluster.until(lambda: len(cluster.report()) == 5)
     assert {name: pid for name, pid in cluster.local.all_running().items() if name != "health"} == before
-    cluster.local.save_scale({"env": Range(1, 2)})
+    scale(["env=1-2"], cluster.local.folder, timeout=90.0)
     cluster.until(lambda: set(cluster.report()) == {"master", "trainer", "env", "env-2"})
     assert not (cluster.local.run / "env-3.pid").exists()
     log = cluster.local.log_file("health").read_text()
     assert "the operator wants 3" in log
     assert "the operator's limits are 1-2" in log
     assert not [line for line in log.splitlines() if "[warning" in line]
+
+
+def test_a_process_is_started_for_work_that_waits_and_ends_when_none_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOYNEXUS_SCALE_DOWN_S", "1")
+    cluster.local.save_scale({"env": Range(1, 2)})
+    waits = DemandRow(
+        group="env:toy", role="env", need="toy", workers=1, credit=2, running=2, waiting=7, oldest_s=9.0, cost_s=2.5
+    )
+    cluster.demand = (waits,)
+    cluster.start_health()
+    cluster.until(lambda: "env-2" in cluster.report() and cluster.report()["env-2"].state == "running")
+    cluster.demand = (msgspec.structs.replace(waits, workers=2, credit=4, running=0, waiting=0, oldest_s=0.0),)
+    cluster.until(lambda: set(cluster.report()) == {"master", "trainer", "env"})
+    log = cluster.local.log_file("health").read_text()
+    assert "7 pieces of work wait, the oldest for 9 s; 2 are done at once, each takes 2.5 s" in log
+    assert "and 1 can do what runs (0)" in log
+    report = cluster.local.load_health()
+    assert report is not None
+    assert [(decision.before, decision.after) for decision in report.decisions] == [(1, 2), (2, 1)]
 
 
 def test_second_health_for_the_same_cluster_refuses(cluster: Cluster) -> None:

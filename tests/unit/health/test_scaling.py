@@ -80,7 +80,7 @@ def test_each_decision_says_why_in_one_sentence() -> None:
         "7 pieces of work wait, the oldest for 6 s, and a trainer waits for them; 2 are done at once, each takes 2.5 s"
     )
     (less,) = decide(Scaler({"env": Range(1, 4)}), 61, 2, row(0, 1, workers=2))
-    assert less.reason == "nothing has waited for 60 s, and what runs (1) needs no more than 1"
+    assert less.reason == "nothing has waited for 60 s, and 1 can do what runs (1)"
     (fixed,) = decide(Scaler({"env": Range(3, 3)}), 1, 1, row())
     assert fixed.reason == "the operator wants 3"
 
