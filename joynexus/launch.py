@@ -53,6 +53,7 @@ class Options:
     scale: str = ""
     simulator_processes: int = 2
     max_slots: int = 16
+    dashboard: bool = True
     datasets_dir: Path | None = None
     cache_dir: Path | None = None
     log_level: str = "info"
@@ -169,6 +170,18 @@ def free_addresses(keys: Path) -> Addresses:
     return Addresses(**dict(zip(Addresses.__struct_fields__, free, strict=True)))
 
 
+def free_listen(cluster: LocalCluster) -> str:
+    """Return where the dashboard can listen: where it did last time, so that a bookmark holds, or the usual place."""
+    candidates = ["127.0.0.1:5714"]
+    with contextlib.suppress(ValueError):  # the first time here
+        candidates[:0] = [role.env["JOYNEXUS_LISTEN"] for role in cluster.load_plan().roles if role.role == "dashboard"]
+    for listen in candidates:
+        if _is_free(listen):
+            return listen
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
 def _is_free(address: str) -> bool:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
@@ -226,6 +239,10 @@ def make_plan(cluster: LocalCluster, addresses: Addresses, options: Options, roo
         for number in range(1, count + 1):
             name = role if number == 1 else f"{role}-{number}"
             roles.append(RolePlan(name=name, role=role, env={**every, **worker(role), **own}))
+    if options.dashboard:
+        listen = {"JOYNEXUS_LISTEN": free_listen(cluster)}
+        env = {**every, **worker("dashboard"), **listen}
+        roles.append(RolePlan(name="dashboard", role="dashboard", module="services.health.dashboard", env=env))
     return ClusterPlan(python=sys.executable, root=str(root), roles=tuple(roles))
 
 

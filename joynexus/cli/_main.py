@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _datasets, _env, _jobs, _policies, _run, _scale, _status
+from joynexus.cli import _admin, _cluster, _dashboard, _datasets, _env, _jobs, _policies, _run, _scale, _status
 
 commands = typer.Typer(
     name="joynexus",
@@ -23,6 +23,7 @@ commands = typer.Typer(
 _cluster.add_to(commands)
 commands.command()(_scale.scale)
 commands.command()(_status.status)
+commands.command()(_dashboard.dashboard)
 _run.add_to(commands)
 _policies.add_to(commands)
 commands.add_typer(_jobs.commands, name="jobs")

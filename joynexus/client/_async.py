@@ -175,6 +175,7 @@ class AsyncClient(ClientVerbs[AsyncPolicy, AsyncJob]):
     job = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._job)
     jobs = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._jobs)
     status = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._status)
+    open_dashboard = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._open_dashboard)
     usage = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._usage)
 
     def __init__(self, connection: Connection, welcome: Welcome, *, timeout_s: float = 30.0) -> None:

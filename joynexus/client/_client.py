@@ -39,6 +39,8 @@ from joynexus.wire.front import (
     CancelJobs,
     ClusterStatus,
     CreatePolicy,
+    DashboardCode,
+    Done,
     GetJob,
     GetUsage,
     Hello,
@@ -47,6 +49,7 @@ from joynexus.wire.front import (
     ListJobs,
     ListPolicies,
     MovePolicy,
+    OpenDashboard,
     PolicyInfo,
     PolicyList,
     Status,
@@ -193,9 +196,6 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         asked = self._connection.ask(message, answer_of(PolicyInfo), patience_s=timeout_s, resend_s=15.0)
         return (yield from answered(asked))
 
-    # Jobs
-
-    def _submit(self, spec: JobSpec, *, key: str = "") -> Flow[JobT]:
     # What only operators ask
 
     def _cancel_jobs_of(self, tenant: str) -> Flow[None]:
@@ -210,6 +210,9 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """Have blobs deleted again to which nothing refers."""
         yield from self._ask(BackupEnd(ticket=ticket), Done)
 
+    # Jobs
+
+    def _submit(self, spec: JobSpec, *, key: str = "") -> Flow[JobT]:
         """Start a job.
 
         Args:
@@ -262,6 +265,10 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """How is the cluster?"""
         return (yield from self._ask(Status(), ClusterStatus))
 
+    def _open_dashboard(self) -> Flow[DashboardCode]:
+        """Ask for a way into the dashboard; it is good once, within a minute, and shows what this key may see."""
+        return (yield from self._ask(OpenDashboard(), DashboardCode))
+
     def _usage(self) -> Flow[UsageReport]:
         """What did this tenant use (asked with an operator's key: all tenants)?"""
         return (yield from self._ask(GetUsage(), UsageReport))
@@ -282,6 +289,9 @@ class Client(ClientVerbs[Policy, Job]):
     create_policy = blocking(ClientVerbs[Policy, Job]._create_policy)
     policies = blocking(ClientVerbs[Policy, Job]._policies)
     move_policy = blocking(ClientVerbs[Policy, Job]._move_policy)
+    cancel_jobs_of = blocking(ClientVerbs[Policy, Job]._cancel_jobs_of)
+    begin_backup = blocking(ClientVerbs[Policy, Job]._begin_backup)
+    end_backup = blocking(ClientVerbs[Policy, Job]._end_backup)
     submit = blocking(ClientVerbs[Policy, Job]._submit)
     sft = blocking(ClientVerbs[Policy, Job]._sft)
     rl = blocking(ClientVerbs[Policy, Job]._rl)
@@ -289,11 +299,9 @@ class Client(ClientVerbs[Policy, Job]):
     evaluate = blocking(ClientVerbs[Policy, Job]._evaluate)
     evaluate_dataset = blocking(ClientVerbs[Policy, Job]._evaluate_dataset)
     job = blocking(ClientVerbs[Policy, Job]._job)
-    cancel_jobs_of = blocking(ClientVerbs[Policy, Job]._cancel_jobs_of)
-    begin_backup = blocking(ClientVerbs[Policy, Job]._begin_backup)
-    end_backup = blocking(ClientVerbs[Policy, Job]._end_backup)
     jobs = blocking(ClientVerbs[Policy, Job]._jobs)
     status = blocking(ClientVerbs[Policy, Job]._status)
+    open_dashboard = blocking(ClientVerbs[Policy, Job]._open_dashboard)
     usage = blocking(ClientVerbs[Policy, Job]._usage)
 
     def __init__(self, connection: Connection, welcome: Welcome, *, timeout_s: float = 30.0) -> None:

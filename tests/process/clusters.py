@@ -6,6 +6,7 @@ on, one of the last few hundred handed out, or one that another process of tests
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import socket
@@ -48,8 +49,9 @@ def own_addresses() -> Addresses:
 
 
 @contextmanager
-def running(folder: Path, options: launch.Options) -> Iterator[LocalCluster]:
-    """A cluster as `joynexus up` starts it."""
+def running(folder: Path, options: launch.Options, *, dashboard: bool = False) -> Iterator[LocalCluster]:
+    """A cluster as `joynexus up` starts it; without a dashboard unless it is asked for: a process less to wait for."""
+    options = dataclasses.replace(options, dashboard=dashboard)
     Keyring(LocalCluster(folder).keys).prepare(own_addresses())  # `up` takes a folder's old addresses if it can
     try:
         yield launch.up(folder, options)

@@ -16,14 +16,14 @@ from services.health.dashboard.listing import ENDED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from joynexus.wire.back import ClusterView, GroupRow, UseRow
+    from joynexus.wire.back import ClusterView, DemandRow, GroupRow, UseRow
     from joynexus.wire.front import LaneStatus, RoleStatus
 
 Mood = Literal["ok", "busy", "warn", "bad", "off"]
 """How a state looks: a colour and a sign; the word stands beside it always."""
 
 _MOODS: dict[str, Mood] = {
-    **dict.fromkeys(("succeeded", "idle", "ready"), "ok"),
+    **dict.fromkeys(("succeeded", "idle", "ready", "serving"), "ok"),
     **dict.fromkeys(("running", "working", "publishing"), "busy"),
     **dict.fromkeys(
         ("starting", "loading", "draining", "leaving", "restarting", "parked", "paused", "warning"), "warn"
@@ -164,6 +164,11 @@ def by_queue(lanes: Sequence[LaneStatus]) -> dict[str, list[LaneStatus]]:
     return dict(sorted(queues.items()))
 
 
+def pools(view: ClusterView) -> list[DemandRow]:
+    """Return what waits for workers, by their kind, the busiest kind first."""
+    return sorted(view.demand, key=lambda row: (-row.waiting, -row.running, row.group))
+
+
 @dataclass(frozen=True)
 class Process:
     """A worker as the master knows it, joined with what health knows of its process; either may be missing."""
@@ -227,4 +232,4 @@ def _runs(role: RoleStatus) -> str:
     detail: Mapping[str, str] = role.detail
     if "backbone" in detail:
         return ", ".join(filter(None, (detail["backbone"], detail.get("device"), detail.get("dtype"))))
-    return detail.get("simulators", "")
+    return detail.get("simulators", "") or detail.get("url", "")

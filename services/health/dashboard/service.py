@@ -39,7 +39,7 @@ def run(settings: DashboardSettings) -> None:
     Raises:
         ValueError: if it cannot listen where it should.
     """
-    url = settings.dashboard_url or _default_url(settings.listen)
+    url = settings.dashboard_url or default_url(settings.listen)
     parts = urlsplit(url)
     hosts = tuple(filter(None, (parts.hostname or "", *settings.dashboard_hosts.replace(",", " ").split())))
     listener = listen(settings.listen)
@@ -78,6 +78,7 @@ async def serve(web: Web, listener: socket.socket, runtime: WorkerRuntime) -> No
             lifespan="off",
             log_config=None,
             access_log=False,
+            log_level="warning",
             server_header=False,
             limit_concurrency=CONNECTIONS,
             timeout_keep_alive=10,
@@ -104,7 +105,8 @@ def listen(where: str) -> socket.socket:
         raise ValueError(f"the dashboard cannot listen at '{where}': {error}; set JOYNEXUS_LISTEN=HOST:PORT") from error
 
 
-def _default_url(listen: str) -> str:
+def default_url(listen: str) -> str:
+    """Return by which address this machine's browsers reach who listens at `host:port`."""
     host, _, port = listen.rpartition(":")
     everywhere = host in ("", "0.0.0.0", "[::]", "::")
     return f"http://{'127.0.0.1' if everywhere else host}:{port}"

@@ -14,11 +14,13 @@ import pytest
 
 from joynexus import launch
 from joynexus.cli import app
+from joynexus.cli._dashboard import address_of
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile, KeyEntry
 from joynexus.local import LocalCluster
 from joynexus.specs import load_job
 from joynexus.tenants import TenantLimits, TenantLimitsFile
+from joynexus.wire.front import DashboardCode
 
 ROOT = Path(__file__).resolve().parents[3]
 Command = Callable[..., tuple[int, str, str]]
@@ -320,6 +322,7 @@ def test_keys_of_a_new_cluster_let_its_owner_see_everything(tmp_path: Path) -> N
 
 def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from common.settings import (
+        DashboardSettings,
         EnvSettings,
         InferenceSettings,
         MasterSettings,
@@ -331,10 +334,11 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
     cluster = LocalCluster(tmp_path)
     options = launch.Options(trainers=2, inference=2, env_workers=2, image_side=64, simulator_processes=3, max_slots=5)
     plan = launch.make_plan(cluster, Addresses(), options, ROOT)
-    names = ["master", "trainer", "trainer-2", "inference", "inference-2", "env", "env-2"]
+    names = ["master", "trainer", "trainer-2", "inference", "inference-2", "env", "env-2", "dashboard"]
     assert [role.name for role in plan.roles] == names
     kinds: dict[str, type[RoleSettings]] = {
         "master": MasterSettings, "trainer": TrainerSettings, "inference": InferenceSettings, "env": EnvSettings,
+        "dashboard": DashboardSettings,
     }  # fmt: skip
     for role in plan.roles:
         with monkeypatch.context() as patch:
@@ -358,3 +362,28 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
 def test_example_jobs_are_valid(path: Path) -> None:
     job = load_job(path.read_text())
     assert f"policy: {job.policy}\n" in path.read_text()
+
+
+def test_way_into_the_dashboard_is_an_address_with_a_code_and_no_key() -> None:
+    entry = DashboardCode(code="c0de", url="http://127.0.0.1:5714", valid_s=60.0)
+    assert address_of(entry) == "http://127.0.0.1:5714/login?code=c0de"
+    assert address_of(entry, "https://dash.example/") == "https://dash.example/login?code=c0de"
+    with pytest.raises(ValueError, match="no dashboard is connected to this cluster: have its operator start one"):
+        address_of(msgspec.structs.replace(entry, url=""))
+
+
+def test_dashboard_is_planned_unless_it_is_not_wanted_and_keeps_its_place(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.run.mkdir()
+    plan = launch.make_plan(cluster, Addresses(), launch.Options(), ROOT)
+    (role,) = [role for role in plan.roles if role.role == "dashboard"]
+    assert role.module == "services.health.dashboard"
+    assert role.env["JOYNEXUS_LISTEN"].startswith("127.0.0.1:")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = f"127.0.0.1:{server.getsockname()[1]}"
+    moved = msgspec.structs.replace(role, env={**role.env, "JOYNEXUS_LISTEN": free})
+    cluster.save_plan(msgspec.structs.replace(plan, roles=(*plan.roles[:-1], moved)))
+    again = launch.make_plan(cluster, Addresses(), launch.Options(), ROOT)
+    assert again.roles[-1].env["JOYNEXUS_LISTEN"] == free
+    without = launch.make_plan(cluster, Addresses(), launch.Options(dashboard=False), ROOT)
+    assert [role.role for role in without.roles] == ["master", "trainer", "inference", "env"]
