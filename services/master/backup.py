@@ -1,8 +1,8 @@
 """Backups: while somebody copies the journal, and then the blobs that it refers to, no blob is deleted.
 
-In: `BackupBegin`, `BackupEnd`, the passing of time. Out: tickets, and whether blobs must stay. Never: a ticket before all
-that was decided until then is in the journal (a blob that has lost its last reference may be gone before its record is),
-or blobs that stay for ever because whoever copied them was killed.
+In: `BackupBegin`, `BackupEnd`, the passing of time. Out: tickets, and whether blobs must stay. Never: a ticket before
+all that was decided until then is in the journal (a blob that has lost its last reference may be gone before its record
+is), or blobs that stay for ever because whoever copied them was killed.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ LONG: dict[type[Message], tuple[str, ...]] = {
 LENIENT: dict[type[Message], str] = {
     front.ReleaseLease: "lease",  # a lease that has ended already is fine
     hosted.WithdrawEnvironment: "incarnation",  # a host that is unknown is gone already
+    front.CancelJobs: "tenant",  # whom nobody knows has no jobs
+    front.BackupEnd: "ticket",  # a backup that has ended already is fine
 }
 """Fields with which a request says that something shall not be: what is unknown is not."""
 
