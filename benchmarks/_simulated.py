@@ -91,7 +91,8 @@ class Cluster:
         self._peers = itertools.count(1)
         self._actors: dict[Peer, Callable[[Send], None]] = {}
         self._ticking = _FAR_S
-        self.core = MasterCore(config, new_id=lambda: f"{next(self._ids):032x}", sources=self, now=0.0)
+        ids = lambda: f"{next(self._ids):032x}"  # noqa: E731 - it is passed twice
+        self.core = MasterCore(config, new_id=ids, new_secret=ids, sources=self, now=0.0)
         features = Features(reuse)
         self.env_worker = EnvWorker(self, MANIFEST, dataset_steps)
         self.trainers = [TrainerDevice(self, features, BACKBONE) for _ in range(trainers)]

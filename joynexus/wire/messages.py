@@ -64,6 +64,7 @@ FRONT_REQUESTS: dict[type[Message], Scope] = {
     front.GetUsage: "read",
     front.GetVersion: "read",
     front.BlobRead: "read",
+    front.OpenDashboard: "read",
     front.Act: "act",
     front.CreatePolicy: "all",
     front.AcquireLease: "all",
@@ -115,6 +116,11 @@ BACK_REQUESTS: dict[type[Message], frozenset[str]] = {
     back.ActionsEvaluated: frozenset({"env"}),
     back.WorkerAct: frozenset({"env"}),
     front.Status: frozenset({"health"}),
+    back.Supervised: frozenset({"health"}),
+    back.ViewCluster: frozenset({"health", "dashboard"}),
+    back.ViewJob: frozenset({"dashboard"}),
+    back.RedeemCode: frozenset({"dashboard"}),
+    back.CloseSession: frozenset({"dashboard"}),
 }
 """What a worker may send, and the role that its key must claim."""
 

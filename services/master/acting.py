@@ -161,6 +161,11 @@ class Acting:
         """Tell whether an inference worker with this backbone is there."""
         return any(True for _ in self._stations(backbone))
 
+    def by_backbone(self) -> Iterator[tuple[str, Batcher[ActRequest], list[InferenceWorker]]]:
+        """Yield each backbone with what waits for it and the workers that have it (for views)."""
+        for backbone in sorted({*self._batchers, *self._workers}):
+            yield backbone, self._batcher(backbone), [*self._workers.get(backbone, {}).values()]
+
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's requests that wait."""
         return sum(batcher.waiting(tenant) for batcher in self._batchers.values())

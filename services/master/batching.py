@@ -125,6 +125,10 @@ class Batcher(Generic[R]):
         """Number of requests that wait."""
         return len(self._ages)
 
+    def oldest(self) -> float | None:
+        """When the oldest of the requests came that wait; None if none waits."""
+        return min((at for tenant in self._lanes.tenants() for at in self.arrivals(tenant)), default=None)
+
     def waiting(self, tenant: str) -> int:
         """Number of a tenant's requests that wait."""
         return self._waiting[tenant]

@@ -66,8 +66,11 @@ from services.master.protocol import Misfits
 from services.master.reports import Counts, Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
+from services.master.supervision import Supervision
 from services.master.tasks import EnvQueue
 from services.master.training import Training
+from services.master.view import Views
+from services.master.viewers import Viewers
 
 Handler = Callable[[Any, Any], None]  # the event, and its message: of the type under which the handler is listed
 
@@ -82,13 +85,26 @@ class MasterCore:
     Args:
         config: numbers.
         new_id: gives ids that never repeat, not even after a restart (32 random hex digits, or a counter in tests).
+        new_secret: gives words that nobody can guess, for those who look at the dashboard.
         sources: what may be read.
         now: time in seconds since the Unix epoch, by a clock that never jumps while the master runs.
         counts: gives what the shell refused or failed at so far, by kind, for operators to see.
+        key_is_valid: tells whether a key (by its public half) has been neither revoked nor replaced.
+
+    Attributes:
+        views: makes pictures of the cluster.
     """
 
     def __init__(
-        self, config: CoreConfig, *, new_id: Callable[[], str], sources: Sources, now: float, counts: Counts = dict
+        self,
+        config: CoreConfig,
+        *,
+        new_id: Callable[[], str],
+        new_secret: Callable[[], str],
+        sources: Sources,
+        now: float,
+        counts: Counts = dict,
+        key_is_valid: Callable[[str], bool] = lambda key: True,
     ) -> None:
         self._config = config
         self._outbox = outbox = Outbox(new_id, config.retry_s)
@@ -149,6 +165,8 @@ class MasterCore:
             self._limits,
         )
         self._jobs = Jobs(self._tools)
+        self._viewers = Viewers(outbox, self._roster, new_secret, key_is_valid)
+        self._supervision = Supervision(outbox, self._roster)
         self._reports = Reports(
             outbox,
             config.server,
@@ -161,8 +179,23 @@ class MasterCore:
             self._env,
             self._serving,
             self._hosts,
+            self._supervision,
             {"training": training, "inference": acting, "env": env},
             counts,
+        )
+        self.views = Views(
+            outbox,
+            self._roster,
+            self._policies,
+            self._jobs,
+            self._training,
+            self._acting,
+            self._env,
+            self._serving,
+            self._meter,
+            self._reports,
+            self._viewers,
+            self._supervision,
         )
         self._outcomes.finished = self._op_finished
         self._outcomes.published = self._serving.offer
@@ -383,6 +416,7 @@ class MasterCore:
             front.ListDatasets: self._catalog.on_list,
             front.Status: self._reports.on_status,
             front.GetUsage: self._meter.on_get,
+            front.OpenDashboard: self._viewers.on_open,
         }
         to_workers: dict[type[Message], Handler] = {
             back.Register: self._on_register,
@@ -404,5 +438,10 @@ class MasterCore:
             front.BackupBegin: self._backups.on_begin,
             front.BackupEnd: self._backups.on_end,
             front.Status: self._reports.on_status,
+            back.Supervised: self._supervision.on_supervised,
+            back.ViewCluster: self.views.on_view,
+            back.ViewJob: self.views.on_view_job,
+            back.RedeemCode: self._viewers.on_redeem,
+            back.CloseSession: self._viewers.on_close,
         }
         return to_tenants, to_workers

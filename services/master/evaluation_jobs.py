@@ -176,6 +176,12 @@ class EvaluationJob(Job):
         policy = self.tools.policies.get(self.tenant, self.spec.policy)
         return missing_inference(self.tools, policy.spec.backbone)
 
+    @property
+    def newest(self) -> tuple[float, str]:
+        """The rate of success so far."""
+        episodes = [episode.success for page in self._pages.values() for episode in page.episodes]
+        return (sum(episodes) / len(episodes), "success") if episodes else (0.0, "")
+
     def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
         if basic.state == "succeeded" and self._result is None:
             self._result = self._summary()

@@ -32,6 +32,7 @@ class FrontMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tenant, scope, operator: of the authenticated key, never of the message.
+        key: the key itself, by its public half.
         body: the undecoded body frame (an `Act` travels on as it came).
         buffers: undecoded buffers.
     """
@@ -44,6 +45,7 @@ class FrontMessage(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     body: bytes
     buffers: tuple[Buffer, ...] = ()
+    key: str = ""
 
 
 class BackMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,6 +140,7 @@ def _sort(
         tenant=entry.tenant,
         scope=entry.scope,
         operator=entry.operator,
+        key=entry.public,
         header=header,
         message=message,
         body=body,

@@ -162,6 +162,11 @@ class Job(ABC):
         """It ended long ago: give up what it still holds, and return the records that are to go."""
         return [msgspec.structs.replace(self.record, gone=True)]
 
+    @property
+    def newest(self) -> tuple[float, str]:
+        """Its newest number, and what that is, as in `JobRow`."""
+        return 0.0, ""
+
     def info(self, since: int = 0, *, brief: bool = False) -> JobInfo:
         """Describe it.
 

@@ -7,7 +7,7 @@ Out: `JobInfo`. Never: a job that is not durable acknowledged, or a scan over jo
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from services.master.pipeline_job import PipelineJob
 from services.master.policy import Policy
 from services.master.rl_job import RlJob
 from services.master.submission import check_possible, evaluated_version, trains
+from services.master.tasks import simulator_need
 from services.master.training_job import TrainingJob
 
 _LISTED = 500
@@ -139,6 +140,16 @@ class Jobs:
         """Number of jobs that have not ended, of one tenant or of all (for status)."""
         of = self._jobs.values() if tenant is None else [self._jobs.get(tenant, {})]
         return sum(not job.ended for jobs in of for job in jobs.values())
+
+    def every(self, tenant: str | None) -> Iterator[Job]:
+        """Return the jobs of a tenant, or all (for views)."""
+        of = self._jobs.values() if tenant is None else [self._jobs.get(tenant, {})]
+        return (job for jobs in of for job in jobs.values())
+
+    def starved(self) -> set[str]:
+        """Return the needs of rollouts for which trainers wait."""
+        rl_jobs = (job for job in self.every(None) if isinstance(job, RlJob))
+        return {simulator_need(job.tenant, job.spec.env) for job in rl_jobs if job.starved}
 
     # What happens
 

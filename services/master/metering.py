@@ -90,6 +90,7 @@ class Meter:
         self._flush_s = flush_s
         self._totals: defaultdict[str, dict[_Key, UsageRecord]] = defaultdict(dict)
         self._months: dict[str, UsageRecord] = {}  # of each tenant, the sum of its lines of the newest month
+        self._ever: dict[str, UsageRecord] = {}
         self._until: dict[str, float] = {}  # up to when bytes stored are counted, by tenant
         self._unwritten: set[_Key] = set()
         self._spenders: set[str] = set()
@@ -122,6 +123,10 @@ class Meter:
         month = month_of(self._outbox.now)
         total = self._months.get(tenant)
         return total if total is not None and total.month == month else UsageRecord(tenant=tenant, policy="")
+
+    def totals(self) -> Mapping[str, UsageRecord]:
+        """Return the sum of all that each tenant, and the service itself, has used since the first day (for views)."""
+        return self._ever
 
     # Restart
 
@@ -181,7 +186,9 @@ class Meter:
         self._spenders.add(key.tenant)
 
     def _sum(self, line: UsageRecord, amounts: Mapping[str, float]) -> None:
-        """Count use in the sum of a tenant's month."""
+        """Count use in the sum of a tenant's month, and in that of all its months."""
+        ever = self._ever.get(line.tenant) or UsageRecord(tenant=line.tenant, policy="")
+        self._ever[line.tenant] = _plus(ever, amounts)
         known = self._months.get(line.tenant)
         if known is None or known.month < line.month:
             known = UsageRecord(tenant=line.tenant, policy="", month=line.month)

@@ -19,6 +19,7 @@ from common.journal.records import Record, key_of
 from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message, failure
 from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Waited
 from services.master.events import BackMessage, FrontMessage, Peer
+from services.master.recent import Recent
 
 Saved = Callable[[], None]
 Lost = Callable[[str], None]
@@ -40,11 +41,13 @@ class Outbox:
 
     Attributes:
         now: time of the event that is being handled, in seconds of the shell's monotonic clock.
+        recent: what went wrong lately.
     """
 
     def __init__(self, new_id: Callable[[], str], retry_s: float) -> None:
         self.now = 0.0
         self.new_id = new_id
+        self.recent = Recent()
         self._retry_s = retry_s
         self._commands: list[Command] = []
         self._tokens = itertools.count(1)
@@ -84,6 +87,7 @@ class Outbox:
         self, level: Literal["debug", "info", "warning", "error"], event: str, **fields: str | int | float | bool
     ) -> None:
         """Write a log line."""
+        self.recent.note(self.now, level, event, fields)
         self._commands.append(Log(level=level, event=event, fields=fields))
 
     def waited(self, queue: str, since: float) -> None:

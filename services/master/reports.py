@@ -8,9 +8,9 @@ scan: people ask, a few times a second.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from joynexus.wire.front import ClusterStatus, LaneStatus, Status
+from joynexus.wire.front import ClusterStatus, LaneStatus, RoleStatus, Status
 from services.master.acting import Acting
 from services.master.events import BackMessage, FrontMessage
 from services.master.hosted import Hosts
@@ -21,6 +21,7 @@ from services.master.policies import Policies
 from services.master.policy import Policy
 from services.master.roster import Roster
 from services.master.serving import Serving
+from services.master.supervision import Supervision
 from services.master.tasks import EnvQueue
 from services.master.training import Training
 
@@ -34,6 +35,9 @@ class Reports:
     Args:
         counters: use by tenant, by queue.
         counts: gives what was refused or failed so far, by kind.
+
+    Attributes:
+        server: name of the cluster.
     """
 
     def __init__(
@@ -49,11 +53,12 @@ class Reports:
         env: EnvQueue,
         serving: Serving,
         hosts: Hosts,
+        supervision: Supervision,
         counters: Mapping[str, Counters],
         counts: Counts,
     ) -> None:
         self._outbox = outbox
-        self._server = server
+        self.server = server
         self._started = started
         self._roster = roster
         self._policies = policies
@@ -63,6 +68,7 @@ class Reports:
         self._env = env
         self._serving = serving
         self._hosts = hosts
+        self._supervision = supervision
         self._counters = counters
         self._counts = counts
 
@@ -74,21 +80,35 @@ class Reports:
         everything = isinstance(asked, BackMessage) or asked.operator
         tenant = None if isinstance(asked, BackMessage) or everything else asked.tenant
         policies = list(self._policies.everywhere() if tenant is None else self._policies.of(tenant))
-        roles = self._roster.status() if tenant is None else self._roster.offers()
         status = ClusterStatus(
-            server=self._server,
-            uptime_s=self._outbox.now - self._started,
-            roles=(*roles, *self._hosts.status(tenant)),
-            lanes=tuple(self._lanes(tenant, policies)),
+            server=self.server,
+            uptime_s=self.uptime_s,
+            roles=self.roles(tenant),
+            lanes=tuple(self.lanes(tenant, policies)),
             policies=len(policies),
             jobs_running=self._jobs.running(tenant),
             versions_in_service=self._serving.count(tenant),
             policies_resident=sum(policy.resident for policy in policies),
-            counts=dict(self._counts()) if tenant is None else {},
+            counts=self.counts() if tenant is None else {},
         )
         self._outbox.answer(asked, status)
 
-    def _lanes(self, tenant: str | None, policies: Iterable[Policy]) -> Iterable[LaneStatus]:
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the master started."""
+        return self._outbox.now - self._started
+
+    def counts(self) -> dict[str, int]:
+        """Return what was refused or failed so far, by kind."""
+        return dict(self._counts())
+
+    def roles(self, tenant: str | None) -> tuple[RoleStatus, ...]:
+        """Describe workers and hosts: to a tenant what it may use, or all with their figures."""
+        roles = self._roster.status(self._supervision.by_instance()) if tenant is None else self._roster.offers()
+        return (*roles, *self._hosts.status(tenant))
+
+    def lanes(self, tenant: str | None, policies: Iterable[Policy]) -> Iterator[LaneStatus]:
+        """Describe a tenant's lanes, or all; `policies` are theirs."""
         yield from self._training_lanes(policies)
         for queue, part in (("inference", self._acting), ("env", self._env)):
             for name in sorted(part.tenants()):

@@ -342,6 +342,17 @@ class RlJob(DrivingJob):
             return ""
         return missing_inference(tools, policy.spec.backbone) if env_is_there else whoever_serves(self.spec.env)
 
+    @property
+    def newest(self) -> tuple[float, str]:
+        """The rate of success of its last update."""
+        return (self._curve.points[-1].success, "success") if self._curve.points else (0.0, "")
+
+    @property
+    def starved(self) -> bool:
+        """Its trainer would go on, and waits for rollouts."""
+        policy = self.tools.policies.find(self.tenant, self.policy_name)
+        return bool(self._rollouts.acting) and policy is not None and policy.applied == policy.next_seq - 1
+
     def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
         since = max(0, since)
         return msgspec.structs.replace(

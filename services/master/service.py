@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import secrets
 import sys
 import time
 from collections import Counter, deque
@@ -87,11 +88,17 @@ class MasterService:
         blobs = settings.blobs_dir or settings.state_dir / "blobs"
         self._store = BlobStore(blobs)
         self._now = Clock()
-        self._core = make_core(settings, ShellSources(self._journal, self._store), self._now(), self._all_counts)
+        self._registry = KeyRegistry(settings.keys_dir / "registry.json")
+        self._core = make_core(
+            settings,
+            ShellSources(self._journal, self._store),
+            self._now(),
+            self._all_counts,
+            lambda key: look_up(self._registry, key) is not None,
+        )
         # Before any door opens: nobody is answered by a master that cannot read its own memory.
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
-        self._registry = KeyRegistry(settings.keys_dir / "registry.json")
         self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
         self._look_at = 0.0
         self._progress = Progress()
@@ -346,7 +353,11 @@ class MasterService:
 
 
 def make_core(
-    settings: MasterSettings, sources: Sources, now: float, counts: Callable[[], Mapping[str, int]] = dict
+    settings: MasterSettings,
+    sources: Sources,
+    now: float,
+    counts: Callable[[], Mapping[str, int]] = dict,
+    key_is_valid: Callable[[str], bool] = lambda key: True,
 ) -> MasterCore:
     """Make the core that these settings ask for."""
     config = CoreConfig(
@@ -360,7 +371,15 @@ def make_core(
         kills=settings.max_kills,
     )
     prefix, numbers = os.urandom(8).hex(), itertools.count(1)
-    return MasterCore(config, new_id=lambda: f"{prefix}{next(numbers):016x}", sources=sources, now=now, counts=counts)
+    return MasterCore(
+        config,
+        new_id=lambda: f"{prefix}{next(numbers):016x}",
+        new_secret=secrets.token_urlsafe,
+        sources=sources,
+        now=now,
+        counts=counts,
+        key_is_valid=key_is_valid,
+    )
 
 
 def _give_up() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import msgspec
 
@@ -208,6 +208,28 @@ class EnvQueue:
         return {tenant for lanes in self._waiting.values() for tenant in lanes.tenants()} | {
             task.tenant for task in itertools.chain(self._running.values(), self._apart())
         }
+
+    def needs(self) -> set[str]:
+        """Return what tasks need and workers serve (for views)."""
+        return {*self._waiting, *self._serving}
+
+    def serving(self, need: str) -> Iterable[Worker]:
+        """Return the workers that serve a need and take new work (for views)."""
+        return self._serving.get(need, {}).values()
+
+    def at_work(self) -> Collection[Task]:
+        """Return the tasks that workers have (for views)."""
+        return self._running.values()
+
+    def in_line(self, need: str) -> list[float]:
+        """Return since when each task waits that needs this (for views)."""
+        lanes = self._waiting.get(need)
+        waiting = [task.since for tenant in lanes.tenants() for task in lanes.of(tenant)] if lanes else []
+        return waiting + [task.since for task in self._apart() if task.need == need]
+
+    def cost_s(self, need: str) -> float:
+        """Return the seconds that such a task takes; 0 while nobody knows (for views)."""
+        return self._costs.get(need, 0.0)
 
     # Messages
 

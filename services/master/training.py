@@ -120,6 +120,15 @@ class Training:
         """Return the action modules that the trainers with this backbone say they have."""
         return {head for trainer in self._with_backbone(backbone) for head in trainer.worker.register.heads}
 
+    def trainers(self) -> Iterable[Trainer]:
+        """Return the trainers that are there (for views)."""
+        return self._trainers.values()
+
+    def nbytes(self, policy: Policy) -> int:
+        """Return what a policy takes in its trainer's memory; 0 if it is in none (for views)."""
+        trainee = self._trainees.get(policy.key)
+        return trainee.slot_nbytes if trainee is not None and policy.resident else 0
+
     def running(self, policy: Policy) -> int:
         """Number of a policy's items that are with its trainer."""
         trainee = self._trainees.get(policy.key)

@@ -6,6 +6,7 @@ Never: a batch that is not a function of the seed and the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -215,6 +216,12 @@ class TrainingJob(DrivingJob):
         if self._drawing and policy.applied + 1 == policy.next_seq and not self.tools.env.serves(SAMPLER):
             return "an env worker that draws samples"
         return ""
+
+    @property
+    def newest(self) -> tuple[float, str]:
+        """Its newest loss."""
+        losses = self._curve.losses
+        return (losses[-1], "loss") if losses and math.isfinite(losses[-1]) else (0.0, "")
 
     def _describe(self, basic: JobInfo, since: int, *, brief: bool) -> JobInfo:
         since = max(0, since)

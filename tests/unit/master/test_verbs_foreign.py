@@ -170,6 +170,7 @@ ATTACKS: dict[type[Message], Attack] = {
     front.ListDatasets: lambda ids, mine: [front.ListDatasets()],
     front.Status: lambda ids, mine: [front.Status()],
     front.GetUsage: lambda ids, mine: [front.GetUsage()],
+    front.OpenDashboard: lambda ids, mine: [front.OpenDashboard()],
     front.GetVersion: _both(*(_each(front.GetVersion, "policy", "p", "j", version=number) for number in (0, 1, 2))),
     front.BlobRead: _reads,
     front.Act: _acts,

@@ -91,6 +91,7 @@ ROWS: dict[type[Message], Row] = {
     front.ListDatasets: Row(lambda scene: front.ListDatasets(), again=NOW),
     front.Status: Row(lambda scene: front.Status(), again=NOW),
     front.GetUsage: Row(lambda scene: front.GetUsage(), again=NOW),
+    front.OpenDashboard: Row(lambda scene: front.OpenDashboard(), again="each code is another one"),
     front.GetVersion: Row(lambda scene: front.GetVersion(policy="p"), again=NOW),
     front.BlobRead: Row(lambda scene: front.BlobRead(digest=scene.ids["file"], offset=0, length=8), renewed=True),
     front.Act: Row(lambda scene: ACT, (STATE,), renewed=True),

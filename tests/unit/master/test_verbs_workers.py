@@ -40,6 +40,25 @@ class Busy(Scene):
 
     env_credit: ClassVar[dict[str, int]] = {"simulator": 9, "data": 9}
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.dashboard = FakeWorker(self.world, "inc-dashboard", key="d", role="dashboard", credit={})
+        self.health = FakeWorker(self.world, "inc-health", key="h", role="health", credit={})
+        for worker in (self.dashboard, self.health):
+            worker.role = worker.register_with["role"]
+
+    def beat(self) -> None:
+        super().beat()
+        for worker in self.workers[:2] if hasattr(self, "health") else ():
+            self.world.say(worker.peer, back.Beat(progress=1, phase="idle", busy_s=0.0))
+
+    def session(self) -> str:
+        """Let tenant `a` into the dashboard."""
+        code = self.ask(front.OpenDashboard(), front.DashboardCode).code
+        (viewer,) = self.say(self.dashboard, back.RedeemCode(code=code))
+        assert isinstance(viewer, back.Viewer)
+        return viewer.session
+
     def _furnish(self) -> None:
         ids = self.ids
         ids["file"] = self.upload(SOURCE)
@@ -76,7 +95,7 @@ class Busy(Scene):
 
     @property
     def workers(self) -> tuple[FakeWorker, ...]:
-        return (self.trainer, self.inference, self.env)
+        return (self.dashboard, self.health, self.trainer, self.inference, self.env)
 
     def take(self, kind: type[Message]) -> Send:
         """Take a piece of work of a kind out of a worker's inbox: it is answered by the test."""
@@ -93,8 +112,7 @@ class Busy(Scene):
         """Have a worker say something, through the gate; return the answers that came at once."""
         bulk = type(message).__name__.startswith("Blob")
         peer = Peer("back_bulk", b"bulk") if bulk else worker.peer
-        roles = ("health",) if isinstance(message, front.Status) else (worker.role,)
-        entry = KeyEntry(name=worker.key, public="", domain="worker", roles=roles)
+        entry = KeyEntry(name=worker.key, public="", domain="worker", roles=(worker.role,))
         return self.world.speak(entry, peer, message, id=id, buffers=buffers)
 
     def go_on(self) -> None:
@@ -168,6 +186,12 @@ def _act(busy: Busy) -> Said:
     return back.WorkerAct(task=asked.task, attempt=asked.attempt, act=act), (STATE,)
 
 
+def _supervised(busy: Busy) -> Said:
+    row = back.InstanceRow(name="env", instance="host/env", role="env", state="running", restarts=2, reason="it ended")
+    decision = back.Decision(at=1.0, group="env", before=1, after=2, reason="much waits")
+    return back.Supervised(instances=(row,), decisions=(decision,), desired={"env": 2}), ()
+
+
 def _register(busy: Busy) -> Said:
     return back.Register(incarnation=busy.env.incarnation, **busy.env.register_with), ()
 
@@ -197,6 +221,14 @@ ROWS: dict[type[Message], Callable[[Busy], Said]] = {
     back.ActionsEvaluated: _compared,
     back.WorkerAct: _act,
     front.Status: lambda busy: (front.Status(), ()),
+    back.Supervised: _supervised,
+    back.ViewCluster: lambda busy: (back.ViewCluster(), ()),
+    back.ViewJob: lambda busy: (back.ViewJob(session=busy.session(), tenant="a", job="sft-1"), ()),
+    back.RedeemCode: lambda busy: (
+        back.RedeemCode(code=busy.ask(front.OpenDashboard(), front.DashboardCode).code),
+        (),
+    ),
+    back.CloseSession: lambda busy: (back.CloseSession(session=busy.session()), ()),
 }
 
 RESULTS: set[type[Message]] = {
@@ -215,7 +247,7 @@ RESULTS: set[type[Message]] = {
 
 def speaker(busy: Busy, verb: type[Message]) -> FakeWorker:
     roles = BACK_REQUESTS[verb]
-    return next((worker for worker in reversed(busy.workers) if worker.role in roles), busy.env)
+    return next(worker for worker in reversed(busy.workers) if worker.role in roles)
 
 
 def _name(verb: type[Message]) -> str:

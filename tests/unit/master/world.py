@@ -117,7 +117,9 @@ class World:
         self.logs: list[Log] = []
         self.actors: dict[Peer, Callable[[Send], None]] = {}
         self.unreachable: set[Peer] = set()
+        self.revoked: set[str] = set()
         self._ids = itertools.count(1)
+        self._secrets = itertools.count(1)
         self._peers = itertools.count(1)
         self._requests = itertools.count(1)
         self._client: dict[str, Peer] = {}
@@ -126,7 +128,14 @@ class World:
     # The master
 
     def _start(self) -> MasterCore:
-        core = MasterCore(self.config, new_id=lambda: f"id{next(self._ids)}", sources=self, now=self.now)
+        core = MasterCore(
+            self.config,
+            new_id=lambda: f"id{next(self._ids)}",
+            new_secret=lambda: f"secret{next(self._secrets)}",
+            sources=self,
+            now=self.now,
+            key_is_valid=lambda key: key not in self.revoked,
+        )
         self._run(core.restore(self.journal.load()))
         return core
 
@@ -225,6 +234,7 @@ class World:
                 tenant=tenant,
                 scope="all",
                 operator=operator,
+                key=f"key-of-{tenant}",
                 header=Header(kind=kind_of(message), id=id, deadline_ms=deadline_ms),
                 message=message,
                 body=msgspec.msgpack.encode(message),
