@@ -233,7 +233,8 @@ class EnvironmentHost:
             answer = self._answer(work, pools)
             if answer is not None and not self._stopping:
                 self._deliver(answer)
-                self._say(f"{_line(work, answer)} in {time.monotonic() - started:.1f} s")
+                of = f" (job {work.trace})" if work.trace else ""  # in the logs of the service under the same name
+                self._say(f"{_line(work, answer)} in {time.monotonic() - started:.1f} s{of}")
             with self._lock:
                 self._have.discard(key)
                 self._unwanted.discard(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,6 +295,29 @@ def test_exported_policy_acts_without_the_cluster_bit_for_bit(
     if found["bit_equal"]:
         assert np.array_equal(actions, served.actions)
     np.testing.assert_allclose(actions, served.actions, atol=1e-5)
+
+
+def test_each_piece_of_work_is_found_in_every_roles_log_under_one_trace(
+    client: Client, cluster: LocalCluster, undisturbed: list[float], evaluated: EvaluationResult
+) -> None:
+    def ops(role: str, **values: str) -> list[dict[str, str]]:
+        lines = cluster.log_file(role).read_text(errors="replace").splitlines()
+        found = [dict(re.findall(r"(\w+)=([^\s]+)", line)) for line in lines if re.search(r"\] op +\S*=", line)]
+        return [line for line in found if values.items() <= line.items()]
+
+    jobs = {type(info.spec).__name__: info.job for info in client.jobs() if info.state == "succeeded"}
+    learned, measured = jobs["SftSpec"], jobs["EvaluateSpec"]
+    for job in (learned, measured):
+        assert ops("master", op="submit_job", job=job, outcome="ok")
+    assert ops("env", op="SampleIndices", trace=learned)
+    assert ops("trainer", op="train_step", trace=learned, outcome="ok")
+    assert ops("env", op="Rollout", trace=measured, outcome="ok")
+    assert ops("inference", op="predict", trace=measured, outcome="ok")
+    with client.policy("undisturbed") as policy:
+        policy.save_state("traced").result(60)
+    until(lambda: ops("master", op="save_state", policy="undisturbed"))
+    (asked,) = ops("master", op="save_state", policy="undisturbed")
+    assert ops("trainer", op="save_state", policy="undisturbed", trace=asked["trace"])
 
 
 def test_usage_is_metered(client: Client, undisturbed: list[float]) -> None:

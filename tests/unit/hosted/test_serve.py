@@ -173,10 +173,11 @@ def results(master: FakeMaster, count: int = 1) -> list[RolloutDone]:
 
 
 def test_page_is_run_and_answered_once(master: FakeMaster, serve: Callable[..., list[str]]) -> None:
-    master.work = [rollout()]
-    serve()
+    master.work = [rollout(trace="j7")]
+    said = serve()
     (done,) = results(master)
     assert (done.task, done.attempt, done.error) == ("t", 1, None)
+    until(lambda: any(line.endswith("s (job j7)") for line in said))
     assert [(episode.seed, episode.steps, episode.failure) for episode in done.episodes] == [
         (1, 6, "limit"), (2, 6, "limit"), (3, 6, "limit"),
     ]  # fmt: skip

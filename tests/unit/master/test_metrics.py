@@ -109,7 +109,11 @@ def test_restarts_are_summed_up_and_never_fall_when_processes_go() -> None:
         instances = tuple(InstanceRow(name=name, role=role, restarts=count) for name, role, count in rows)
         return said(msgspec.structs.replace(VIEW, instances=instances), by).values("joynexus_restarts_total")
 
-    assert restarts(("env", "env", 2), ("env-2", "env", 1), ("trainer", "trainer", 0)) == {("env",): 3, ("trainer",): 0, ("inference",): 0}
+    assert restarts(("env", "env", 2), ("env-2", "env", 1), ("trainer", "trainer", 0)) == {
+        ("env",): 3,
+        ("trainer",): 0,
+        ("inference",): 0,
+    }
     assert restarts(("env", "env", 2), ("trainer", "trainer", 1)) == {("env",): 3, ("trainer",): 1, ("inference",): 0}
     assert restarts(("env", "env", 3), ("env-2", "env", 0), ("trainer", "trainer", 1))["env",] == 4
 
