@@ -60,7 +60,7 @@ def run(settings: TrainerSettings) -> None:
                 update_bytes=int(UPDATE_SHARE * memory),
                 advance=progress.advance,
             )
-        equipment.detail["device"] = ", ".join(places)
+        equipment.detail["device"] = " + ".join(places)
         log.info("ready", **equipment.detail)
         limits = {"max_slots": settings.max_slots, "slot_bytes": slot_bytes}
         runtime.register(equipment.register("trainer", runtime.incarnation, {"train": CREDIT}, **limits))
