@@ -56,6 +56,7 @@ class Progress:
         self._lock = threading.Lock()
         self._phases: dict[int, list[_Phase]] = {}  # per thread, the innermost last
         self._cpu_seen: dict[int, float] = {}
+        self._spent: dict[int, float] = {}  # by each thread since its outermost phase began
         self._counter = 0
         self._busy_s = 0.0
 
@@ -69,19 +70,20 @@ class Progress:
                 phase.advanced = now
 
     @contextmanager
-    def phase(self, name: str, *, deadline_s: float) -> Iterator[None]:
+    def phase(self, name: str, *, deadline_s: float) -> Iterator[Callable[[], float]]:
         """Work in a phase; without `advance` for `deadline_s` seconds the process is taken for wedged.
 
-        A phase within a phase counts alone until it ends. CPU time of the thread within phases is its busy time.
+        A phase within a phase counts alone until it ends. CPU time of the thread within phases is its busy time: what
+        this gives returns it, and what `add_busy` was told on this thread, since the outermost phase began.
         """
         thread, cpu = threading.get_ident(), self._cpu()
         with self._lock:
             stack = self._phases.setdefault(thread, [])
             if not stack:
-                self._cpu_seen[thread] = cpu
+                self._cpu_seen[thread], self._spent[thread] = cpu, 0.0
             stack.append(_Phase(name, deadline_s, self._clock()))
         try:
-            yield
+            yield self._spent_here
         finally:
             now, cpu = self._clock(), self._cpu()
             with self._lock:
@@ -91,12 +93,12 @@ class Progress:
                 for outer in stack:
                     outer.advanced = now
                 if not stack:
-                    del self._phases[thread], self._cpu_seen[thread]
+                    del self._phases[thread], self._cpu_seen[thread], self._spent[thread]
 
     def add_busy(self, seconds: float) -> None:
         """Add busy time that this thread's CPU clock does not see: of a device, or of a child process."""
         with self._lock:
-            self._busy_s += seconds
+            self._add(threading.get_ident(), seconds)
 
     def report(self) -> tuple[int, str, float]:
         """Return counter, phase and busy seconds; the phase is `idle`, or the one that is open longest."""
@@ -125,8 +127,19 @@ class Progress:
 
     def _count_busy(self, thread: int, cpu: float) -> None:
         if thread in self._cpu_seen:
-            self._busy_s += cpu - self._cpu_seen[thread]
+            self._add(thread, cpu - self._cpu_seen[thread])
             self._cpu_seen[thread] = cpu
+
+    def _add(self, thread: int, seconds: float) -> None:
+        self._busy_s += seconds
+        if thread in self._spent:
+            self._spent[thread] += seconds
+
+    def _spent_here(self) -> float:
+        thread, cpu = threading.get_ident(), self._cpu()
+        with self._lock:
+            self._count_busy(thread, cpu)
+            return self._spent[thread]
 
 
 class Watchdog:

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from joynexus.simulation import worker
 from joynexus.simulation.interface import SimulatorError
@@ -81,6 +82,11 @@ class Nursery:
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def start(self, make: worker.MakeSimulator, pipe: Connection) -> Child:
         """Fork a worker process that serves `pipe`.
@@ -154,6 +160,21 @@ def start_worker(make: worker.MakeSimulator, preload: Sequence[str], pipe: Conne
             if not nursery.has_answered:  # else a new one may do better
                 what = f"no process can be started that imports {', '.join(key) or 'what simulators need'}: {error}"
                 raise SimulatorError(what) from error
+
+
+def cpu_s_of(pid: int) -> float:
+    """Return the CPU seconds of a process (Linux), 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def nurseries_cpu_s() -> float:
+    """Return the CPU seconds of the nurseries that run: of what they import, once for all their workers."""
+    with _lock:
+        return sum(cpu_s_of(nursery.pid) for nursery in _nurseries.values())
 
 
 @atexit.register

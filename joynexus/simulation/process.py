@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from joynexus.simulation.interface import SimulatorOptions
-from joynexus.simulation.nursery import start_worker
+from joynexus.simulation.nursery import cpu_s_of, start_worker
 from joynexus.simulation.pipes import limit_stalls
 from joynexus.simulation.protocol import Made, Make, Reply, Request, decode_reply, encode
 from joynexus.simulation.worker import MakeSimulator
@@ -104,7 +104,7 @@ class WorkerProcess:
 
     def cpu_s(self) -> float:
         """CPU seconds, those of the processes that it replaced too."""
-        self._seen_cpu_s = max(self._seen_cpu_s, _cpu_s(self.pid))  # 0 if it went with its nursery
+        self._seen_cpu_s = max(self._seen_cpu_s, cpu_s_of(self.pid))  # 0 if it went with its nursery
         return self._ended_cpu_s + self._seen_cpu_s
 
     def kill(self, patience_s: float = 0.0) -> None:
@@ -165,12 +165,3 @@ def process_size(pid: int) -> tuple[float, int]:
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return 0.0, 0
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process (Linux), 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -6,7 +6,6 @@ as blobs. Never: an episode under a contract that differs from the policy's, or 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -34,9 +33,6 @@ class TaskRows(Rows, Protocol):
     @property
     def instruction(self) -> str:
         """Task text."""
-
-    def cpu_s(self) -> float:
-        """CPU seconds of its processes, those that ended included."""
 
 
 class Store(Protocol):
@@ -88,7 +84,6 @@ def run_rollout(
         SimulatorError: if the simulator cannot be made.
         ValueError: if the page contradicts itself, or episodes would never end.
     """
-    busy, child = time.thread_time(), pool.cpu_s()
     contract, instruction = _limited(pool.contract), pool.instruction
     difference = why_unfit(message.contract, contract)
     if difference is not None:
@@ -142,7 +137,6 @@ def run_rollout(
         videos=tuple(video for video in videos if video[0]),
         trajectories=trajectories,
         trajectories_nbytes=nbytes,
-        busy_s=time.thread_time() - busy + pool.cpu_s() - child,
     )
 
 
@@ -185,7 +179,6 @@ def describe_simulator(
         SimulatorError: if the simulator cannot be made.
         ValueError: if its states cannot be measured, or episodes would never end.
     """
-    busy, child = time.thread_time(), pool.cpu_s()
     contract, instruction = _limited(pool.contract), pool.instruction
     statistics = (
         measure_statistics(pool, contract, episodes=message.warmup_episodes, seed=message.seed, alive=alive)
@@ -199,5 +192,4 @@ def describe_simulator(
         instruction=instruction,
         statistics=statistics,
         software=dict(software),
-        busy_s=time.thread_time() - busy + pool.cpu_s() - child,
     )

@@ -12,7 +12,6 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -109,8 +108,6 @@ class DataWork:
 
     def prepare(self, message: PrepareDataset) -> DatasetPrepared:
         """Read and check a data set; faults are its answer, never an exception for what is in the set."""
-        started = time.thread_time()
-        apart: list[float] = []
 
         def answer(manifest: DatasetManifest | None, faults: tuple[Fault, ...]) -> DatasetPrepared:
             encoded = msgspec.msgpack.encode(manifest) if manifest else b""
@@ -121,7 +118,6 @@ class DataWork:
                 manifest_nbytes=len(encoded),
                 blobs=tuple((e.blob, e.nbytes) for e in manifest.episodes) if manifest else (),
                 faults=faults,
-                busy_s=time.thread_time() - started + sum(apart),
             )
 
         try:
@@ -133,7 +129,7 @@ class DataWork:
                     memory_bytes=self._reader_bytes,
                     image_side=message.image_side or None,
                     alive=self._alive,
-                    busy=apart.append,
+                    busy=self._child_busy,
                 )
             return answer(manifest, manifest.faults)
         except DatasetError as error:
@@ -145,12 +141,9 @@ class DataWork:
             return DatasetPrepared(
                 task=message.task, attempt=message.attempt, error=failure(ErrorCode.UNAVAILABLE, what)
             )
-        finally:
-            self._child_busy(sum(apart))
 
     def draw(self, message: SampleIndices) -> IndicesDrawn:
         """Draw a page of batches."""
-        busy = time.thread_time()
         try:
             allowed = training_indices(self._manifest(message.manifest), message.holdout_episodes)
             steps = range(message.first_step, message.first_step + message.steps)
@@ -159,9 +152,7 @@ class DataWork:
         except ValueError as error:
             reason = failure(ErrorCode.INVALID, str(error))
             return IndicesDrawn(task=message.task, attempt=message.attempt, error=reason)
-        return IndicesDrawn(
-            task=message.task, attempt=message.attempt, batches=batches, busy_s=time.thread_time() - busy
-        )
+        return IndicesDrawn(task=message.task, attempt=message.attempt, batches=batches)
 
     def compare(self, message: EvaluateActions, ask: Asker) -> ActionsEvaluated:
         """Compare a version's actions with recorded ones.
@@ -169,15 +160,12 @@ class DataWork:
         Raises:
             JoyNexusError: what the master answered to a request to act.
         """
-        busy = time.thread_time()
         try:
             result = self._compare(message, ask)
         except (ValueError, IndexError) as error:
             reason = failure(ErrorCode.INVALID, str(error))
             return ActionsEvaluated(task=message.task, attempt=message.attempt, error=reason)
-        return ActionsEvaluated(
-            task=message.task, attempt=message.attempt, result=result, busy_s=time.thread_time() - busy
-        )
+        return ActionsEvaluated(task=message.task, attempt=message.attempt, result=result)
 
     def _compare(self, message: EvaluateActions, ask: Asker) -> ActionError:
         spec, data = message.spec, PreparedDataset(self._manifest(message.manifest), self._blobs.fetch)

@@ -88,10 +88,9 @@ class RolloutWork:
         """Lend environments as the message wants them, and what there is to know and to call beside."""
         alive = partial(self._alive, message.task)
         software = family_of(message.env).software()
-        with self._pools.lend(message.env, options_of(message), rows=rows, alive=alive) as pool:
-            child = pool.cpu_s()
+        lent = self._pools.lend(message.env, options_of(message), rows=rows, alive=alive, busy=self._child_busy)
+        with lent as pool:
             yield pool, software, alive
-            self._child_busy(pool.cpu_s() - child)
 
     def put_bytes(self, data: bytes) -> str:
         """Store a blob; returns its digest."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from common.runtime import WorkerRuntime
 from common.scratch import open_scratch
 from common.settings import EnvSettings
@@ -47,6 +49,7 @@ DATA_S = 900.0
 """Preparing a data set must advance (an episode, a file) within this."""
 
 Task = Rollout | DescribeSimulator | PrepareDataset | SampleIndices | EvaluateActions
+Answer = RolloutDone | SimulatorDescribed | DatasetPrepared | IndicesDrawn | ActionsEvaluated
 
 
 class NoLongerWanted(Exception):  # noqa: N818 - not an error: the way out of a task that was cancelled
@@ -101,7 +104,7 @@ def run(settings: EnvSettings) -> None:
             explore = isinstance(message, Rollout) and message.collect is not None
             return Asker(request, lambda: alive(message.task), message.policy, explore=explore)
 
-        def do(message: Task) -> Message:
+        def do(message: Task) -> Answer:
             match message:
                 case Rollout():
                     return rollouts.run(message, asker(message))
@@ -116,10 +119,9 @@ def run(settings: EnvSettings) -> None:
 
         def finish(message: Task, deadline_s: float) -> None:
             started = time.monotonic()
-            with progress.phase("working", deadline_s=deadline_s):
-                answer = answer_of(message, do)
-            if answer is not None:
-                answer = deliver(message, answer, runtime.send)
+            with progress.phase("working", deadline_s=deadline_s) as busy_s:
+                answer = answer_of(message, do, busy_s)
+            answer = deliver(message, answer, runtime.send)
             _note(runtime, message, answer, time.monotonic() - started)
 
         def work(packet: Packet) -> None:
@@ -151,31 +153,36 @@ def run(settings: EnvSettings) -> None:
         runtime.serve(work, drain=drain)
 
 
-def answer_of(message: Task, do: Callable[[Task], Message]) -> Message | None:
-    """Do a task and return its answer, also if it failed; None if nobody waits for it any more."""
+def answer_of(message: Task, do: Callable[[Task], Answer], busy_s: Callable[[], float]) -> Answer:
+    """Do a task and return its answer, also if it failed or nobody waits for it any more: with what it took."""
+    return msgspec.structs.replace(_answer_of(message, do), busy_s=busy_s())
+
+
+def _answer_of(message: Task, do: Callable[[Task], Answer]) -> Answer:
     try:
         return do(message)
     except NoLongerWanted:
-        return None
+        return _failed(message, failure(ErrorCode.STALE, "nobody wants this any more"))
     except JoyNexusError as error:
-        return None if error.code is ErrorCode.STALE else _failed(message, error.failure)
+        return _failed(message, error.failure)
     except Exception:  # a fault of ours in one task: it is logged and answered, the other tasks go on
         log.exception("task_failed", kind=type(message).__name__, task=message.task, tenant=message.tenant)
         sentence = f"the env service failed at this: see its log under task {message.task}"
         return _failed(message, failure(ErrorCode.INTERNAL, sentence))
 
 
-def deliver(message: Task, answer: Message, send: Callable[[Message], object]) -> Message:
+def deliver(message: Task, answer: Answer, send: Callable[[Message], object]) -> Answer:
     """Send an answer, or that it does not fit into a message, so that nobody waits for ever; return what was sent."""
     try:
         send(answer)
     except ValueError as error:
-        answer = _failed(message, failure(ErrorCode.TOO_LARGE, f"the result is too large ({error}): split the work"))
+        large = failure(ErrorCode.TOO_LARGE, f"the result is too large ({error}): split the work")
+        answer = msgspec.structs.replace(_failed(message, large), busy_s=answer.busy_s)
         send(answer)
     return answer
 
 
-def _failed(message: Task, error: Failure) -> Message:
+def _failed(message: Task, error: Failure) -> Answer:
     task, attempt = message.task, message.attempt
     match message:
         case Rollout():
@@ -190,19 +197,19 @@ def _failed(message: Task, error: Failure) -> Message:
             return DatasetPrepared(task=task, attempt=attempt, error=error)
 
 
-def _note(runtime: WorkerRuntime, message: Task, answer: Message | None, seconds: float) -> None:
+def _note(runtime: WorkerRuntime, message: Task, answer: Answer, seconds: float) -> None:
     """One line a task."""
-    error = getattr(answer, "error", None)
+    error = answer.error
     runtime.note(
         log,
         type(message).__name__,
-        outcome="dropped" if answer is None else error.code if isinstance(error, Failure) else "ok",
+        outcome="ok" if error is None else "dropped" if error.code is ErrorCode.STALE else error.code,
         seconds=seconds,
         trace=message.trace,
         task=message.task,
         attempt=message.attempt,
         tenant=message.tenant,
-        busy_s=round(getattr(answer, "busy_s", 0.0), 3),
+        busy_s=round(answer.busy_s, 3),
     )
     if isinstance(answer, RolloutDone):
         for episode in answer.episodes:

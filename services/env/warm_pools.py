@@ -18,6 +18,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from joynexus.simulation.interface import SimulatorOptions
+from joynexus.simulation.nursery import nurseries_cpu_s
 from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env.simulators.registry import family_of, open_pool
 
@@ -52,10 +53,17 @@ class WarmPools:
         self._changed = threading.Condition()
         self._idle: list[_Idle] = []
         self._lent = 0
+        self._imported_s = nurseries_cpu_s()
 
     @contextmanager
     def lend(
-        self, task: str, options: SimulatorOptions, *, rows: int = 1, alive: Callable[[], None] = lambda: None
+        self,
+        task: str,
+        options: SimulatorOptions,
+        *,
+        rows: int = 1,
+        alive: Callable[[], None] = lambda: None,
+        busy: Callable[[float], None] = lambda seconds: None,
     ) -> Iterator[SimulatorPool]:
         """Lend a pool of a task, once a process may work.
 
@@ -67,6 +75,8 @@ class WarmPools:
             rows: how many are of use. A pool has as many processes as that takes, but at most half of those that may
                 still work, rounded up: whoever comes next finds some. Results never depend on it.
             alive: called now and then while this waits; what it raises ends the waiting.
+            busy: told the CPU seconds of processes that this took, however it ends: of the pool while it was lent, of
+                making what was not there, and of what is imported for all pools.
 
         Raises:
             ValueError: if there is no such task.
@@ -74,6 +84,7 @@ class WarmPools:
         key, family = (task, options), family_of(task)
         count, fitting = self._take(key, -(-rows // family.rows), alive)
         lent = [idle.pool for idle in fitting]
+        before_s = sum(pool.cpu_s() for pool in lent)
         try:
             while len(lent) < count:
                 lent.append(open_pool(task, family.rows, options=options, deadlines=self._deadlines))
@@ -83,6 +94,8 @@ class WarmPools:
             for pool in lent:
                 pool.close()
             raise
+        finally:
+            busy(sum(pool.cpu_s() for pool in lent) - before_s + self._newly_imported_s())
         now = monotonic()
         self._give_back(count, [_Idle(key, pool, now) for pool in lent])
 
@@ -112,6 +125,13 @@ class WarmPools:
         for idle in oldest:
             idle.pool.close()
         return count, fitting
+
+    def _newly_imported_s(self) -> float:
+        """Return the CPU seconds of imports that nobody was told of."""
+        with self._changed:
+            imported_s = nurseries_cpu_s()
+            new_s, self._imported_s = max(0.0, imported_s - self._imported_s), imported_s
+            return new_s
 
     def _give_back(self, count: int, idle: list[_Idle]) -> None:
         with self._changed:

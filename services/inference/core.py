@@ -96,19 +96,22 @@ class PredictEngine:
     def load(self, offer: WeightsOffer) -> WeightsApplied | WeightsRefused:
         """Take a version into memory beside those that act; may run on a thread of its own."""
         tenant, policy, version = offer.tenant, offer.policy, offer.version
+        elapsed = self._clock.start()
         try:
             self._shelf.get(tenant, policy, version, offer.digest)
         except JoyNexusError as error:
-            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=error.failure)
+            refused = error.failure
         except Exception:  # whatever it is, the version before it keeps acting, and somebody waits for an answer
             log.exception("version_not_loaded", tenant=tenant, policy=policy, version=version)
             sentence = f"version {version} failed to load; the inference service's log has the reason"
-            internal = failure(ErrorCode.INTERNAL, sentence)
-            return WeightsRefused(tenant=tenant, policy=policy, version=version, error=internal)
-        return WeightsApplied(tenant=tenant, policy=policy, version=version)
+            refused = failure(ErrorCode.INTERNAL, sentence)
+        else:
+            return WeightsApplied(tenant=tenant, policy=policy, version=version, busy_s=elapsed())
+        return WeightsRefused(tenant=tenant, policy=policy, version=version, error=refused, busy_s=elapsed())
 
     def predict(self, group: PredictGroup, buffers: Sequence[Buffer] = ()) -> tuple[PredictDone, list[Buffer]]:
         """Do a group; return the answers, one an item in order, and the buffers they refer to."""
+        overhead, forwarded_s = self._clock.overhead(), self._forward.own_s
         prepared = [self._prepare(item, buffers) for item in group.items]
         good = [request for request in prepared if isinstance(request, _Request)]
         self._forward.complete([request.need for request in good])
@@ -116,7 +119,11 @@ class PredictEngine:
         answers = tuple(
             self._act(request, packer) if isinstance(request, _Request) else request for request in prepared
         )
-        return PredictDone(task=group.task, attempt=group.attempt, items=answers), packer.buffers
+        forwarded_s = self._forward.own_s - forwarded_s
+        shared_s = sum(request.need.busy_s for request in good)
+        overhead.part(sum(answer.busy_s for answer in answers) - shared_s + forwarded_s)
+        items = _with_overhead(answers, overhead.take())
+        return PredictDone(task=group.task, attempt=group.attempt, items=items), packer.buffers
 
     def _prepare(self, item: PredictItem, buffers: Sequence[Buffer]) -> _Request | Predicted:
         """Read and check a request, and look up its features."""
@@ -162,6 +169,16 @@ class PredictEngine:
         except Exception:  # as in _prepare
             answer = msgspec.structs.replace(answer, error=_note_fault(item))
         return msgspec.structs.replace(answer, busy_s=request.busy_s + request.need.busy_s + elapsed())
+
+
+def _with_overhead(answers: Sequence[Predicted], seconds: float) -> tuple[Predicted, ...]:
+    """Divide what a group took between its parts by what its items took of them."""
+    total_s = sum(answer.busy_s for answer in answers) or 1.0
+    shares = [seconds * answer.busy_s / total_s for answer in answers]
+    return tuple(
+        msgspec.structs.replace(answer, busy_s=answer.busy_s + share_s, overhead_s=share_s)
+        for answer, share_s in zip(answers, shares, strict=True)
+    )
 
 
 def _actions(request: _Request, packer: ArrayPacker) -> tuple[Array, Exploration | None]:

@@ -240,6 +240,9 @@ class EnvQueue:
         if cancelled is not None:
             self._meter.worked(worker, cancelled, {"env_s": message.busy_s})
             return
+        void = message.error is not None and message.error.code is ErrorCode.STALE
+        if void and message.task not in worker.given:
+            return  # it knows that this does not count
         self.answered(worker, self.task(said, message.task, message.attempt), message)
 
     def answered(self, worker: Worker, task: Task, message: EnvAnswer) -> None:

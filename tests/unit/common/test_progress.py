@@ -66,6 +66,23 @@ def test_busy_time_is_counted_within_phases_only() -> None:
     assert progress.report()[2] == 3.5
 
 
+def test_a_phase_tells_how_busy_its_thread_was_and_what_its_children_took() -> None:
+    cpu = [0.0]
+    progress = Progress(clock=lambda: 0.0, cpu=lambda: cpu[0])
+    with progress.phase("working", deadline_s=10) as busy_s:
+        cpu[0] += 1.5
+        progress.add_busy(2.0)
+        other = threading.Thread(target=progress.add_busy, args=(100.0,))  # is no part of this one's work
+        other.start()
+        other.join()
+        assert busy_s() == 3.5
+        cpu[0] += 0.5
+        assert busy_s() == 4.0
+    with progress.phase("working", deadline_s=10) as busy_s:
+        assert busy_s() == 0.0
+    assert progress.report()[2] == 104.0
+
+
 def test_one_threads_progress_does_not_hide_anothers_hang() -> None:
     clock = Clock()
     progress = Progress(clock=clock)

@@ -43,7 +43,7 @@ def test_cpu_time_of_processes_that_died_together_is_counted_for_each() -> None:
         pool.reset({0: fakes.WORKS, 1: fakes.WORKS})
         pool.step({0: ONES, 1: ONES})
         died = pool.pids
-        used = sum(map(process._cpu_s, died))
+        used = sum(map(process.cpu_s_of, died))
         for pid in died:
             os.kill(pid, signal.SIGKILL)
         wait_until_gone(died)

@@ -70,14 +70,17 @@ def test_work_that_fails_is_answered_in_its_own_kind() -> None:
     unavailable = JoyNexusError(failure(ErrorCode.UNAVAILABLE, "the disk is full"))
     for message, kind in ((DESCRIBE, SimulatorDescribed), (PREPARE, DatasetPrepared), (DRAW, IndicesDrawn)):
         for error, code in ((unavailable, ErrorCode.UNAVAILABLE), (ZeroDivisionError(), ErrorCode.INTERNAL)):
-            answer = answer_of(message, raising(error))
+            answer = answer_of(message, raising(error), lambda: 1.5)
             assert isinstance(answer, kind)
             assert (answer.task, answer.attempt) == ("t", 2)
             assert isinstance(answer.error, Failure)
             assert answer.error.code is code
+            assert answer.busy_s == 1.5
 
 
-def test_work_that_nobody_waits_for_is_not_answered() -> None:
+def test_of_work_that_nobody_waits_for_it_is_said_what_it_took() -> None:
     stale = JoyNexusError(failure(ErrorCode.STALE, "it was given to another worker"))
-    assert answer_of(DESCRIBE, raising(NoLongerWanted("t"))) is None
-    assert answer_of(DESCRIBE, raising(stale)) is None
+    for error in (NoLongerWanted("t"), stale):
+        answer = answer_of(DESCRIBE, raising(error), lambda: 1.5)
+        assert answer.error is not None
+        assert (answer.error.code, answer.busy_s) == (ErrorCode.STALE, 1.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -202,4 +203,26 @@ def test_one_that_failed_in_use_is_thrown_away_and_its_place_is_free_again(opene
         pass
     use(pools, "reach-v3")
     assert len(opened.pools) == 2
+    pools.close()
+
+
+def test_who_lends_a_pool_is_told_all_that_it_took_however_it_ends(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool has used a second more whenever it is asked, and imports took three seconds, once."""
+    seconds: list[float] = []
+    imported = iter((0.0, 3.0, 3.0, 3.0))
+    monkeypatch.setattr(warm_pools, "nurseries_cpu_s", lambda: next(imported))
+    used = itertools.count(1)
+    monkeypatch.setattr(SimulatorPool, "cpu_s", lambda pool: next(used))
+    pools = WarmPools(1, Deadlines())
+    with pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
+        pass
+    assert seconds == [1 + 3]  # made, and imported
+    with pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
+        pass
+    assert seconds == [4, 1]  # from 2 to 3
+    with pytest.raises(ZeroDivisionError), pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
+        raise ZeroDivisionError
+    assert seconds == [4, 1, 1]
     pools.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from joynexus.vla.backbones import Backbone, load_backbone
+from joynexus.vla.busy import Overhead
 from joynexus.vla.exported import ExportedPolicy, export_policy
 from joynexus.vla.numerics import probe
 from joynexus.vla.policy import Policy
@@ -112,12 +114,35 @@ def test_everybody_who_wants_a_sample_pays_a_share_of_it(tmp_path: Path) -> None
         def start(self) -> Callable[[], float]:
             return lambda: 1.0
 
+        def overhead(self) -> Overhead:
+            return Overhead(counts=False)
+
     desk = Desk(tmp_path, clock=Ticks())
     digests = [desk.version(number)[0] for number in (1, 2)]
     same, own = Arrays(1, rows=1), Arrays(2, rows=1)
     answers = desk.predict(Request(digests[0], same), Request(digests[1], same, version=2), Request(digests[0], own))
     # Reading and private part take a second each; the forward of two samples half a second each, one for two.
     assert [answer.busy_s for answer in answers] == [2.25, 2.25, 2.5]
+
+
+def test_all_that_a_group_takes_is_somebodys_share(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    digests = [desk.version(number)[0] for number in (1, 2)]
+    requests = [Request(digests[n % 2], Arrays(n, rows=1 + n % 3), version=1 + n % 2) for n in range(12)]
+    desk.predict(*requests)  # the versions are in memory now
+    began = time.thread_time()
+    answers = desk.predict(*(Request(digests[n % 2], Arrays(99 + n, rows=2), version=1 + n % 2) for n in range(12)))
+    took = time.thread_time() - began
+    assert 0.7 * took < sum(answer.busy_s for answer in answers) <= took  # the desk packs and unpacks, too
+    assert all(0 < answer.overhead_s < answer.busy_s for answer in answers)
+
+
+def test_loading_a_version_says_what_it_took(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    digest, _ = desk.version(1)
+    offer = WeightsOffer(tenant="a", policy="p", version=1, digest=digest, nbytes=1)
+    assert desk.engine.load(offer).busy_s > 0
+    assert desk.engine.load(msgspec.structs.replace(offer, version=2, digest="0" * 64)).busy_s > 0
 
 
 def test_a_private_observation_is_nobody_elses_hit_and_a_shared_sets_is_everybodys(tmp_path: Path) -> None:
@@ -364,7 +389,8 @@ def test_versions_act_side_by_side_and_every_answer_names_its_own(desk: Desk) ->
     digests = [desk.version(number)[0] for number in (1, 2)]
     for number, digest in enumerate(digests, start=1):
         applied = desk.engine.load(offer(number, digest))
-        assert applied == WeightsApplied(tenant="ann", policy="arm", version=number)
+        assert isinstance(applied, WeightsApplied)
+        assert (applied.tenant, applied.policy, applied.version) == ("ann", "arm", number)
     arrays = Arrays(1, rows=1)
     answers = desk.predict(*(Request(digests[number - 1], arrays, version=number) for number in (2, 1, 2)))
     assert [answer.version for answer in answers] == [2, 1, 2]
