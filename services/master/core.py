@@ -125,6 +125,7 @@ class MasterCore:
             lambda backbone: self._training.known_heads(backbone),
             lambda: self._training.backbones(),
         )
+        self._backups = Backups(outbox)
         self._leases = Leases(outbox, self._policies, self._freed)
         self._env = EnvQueue(outbox, self._roster, config, env, self._meter)
         self._catalog = Catalog(outbox, config, self._holdings, self._env, sources.manifest)
@@ -141,7 +142,6 @@ class MasterCore:
             self._env.task,
         )
         self._hosts = Hosts(outbox, config, self._env, self._acting.act_for, self._holdings.size)
-        self._backups = Backups(outbox)
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
         self._training = Training(
             outbox,
@@ -400,6 +400,9 @@ class MasterCore:
             front.LoadWeights: self._intake.on_op,
             front.MovePolicy: self._training.moves.on_move,
             front.DrainWorker: self._roster.on_drain,
+            front.CancelJobs: self._jobs.on_cancel_all,
+            front.BackupBegin: self._backups.on_begin,
+            front.BackupEnd: self._backups.on_end,
             front.SubmitJob: self._jobs.on_submit,
             front.GetJob: self._jobs.on_get,
             front.CancelJob: self._jobs.on_cancel,
@@ -434,9 +437,6 @@ class MasterCore:
             back.RolloutDone: self._env.on_answer,
             back.SimulatorDescribed: self._env.on_answer,
             back.ActionsEvaluated: self._env.on_answer,
-            front.CancelJobs: self._jobs.on_cancel_all,
-            front.BackupBegin: self._backups.on_begin,
-            front.BackupEnd: self._backups.on_end,
             front.Status: self._reports.on_status,
             back.Supervised: self._supervision.on_supervised,
             back.ViewCluster: self.views.on_view,

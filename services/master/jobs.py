@@ -107,7 +107,6 @@ class Jobs:
         # Once more, to learn when it is durable: a cancelled job must not be back after a restart.
         self._outbox.save([job.record], lambda: self._outbox.answer(asked, job.info()))
 
-    def on_resume(self, asked: FrontMessage, message: ResumeJob) -> None:
     def on_cancel_all(self, asked: FrontMessage, message: CancelJobs) -> None:
         """Stop all jobs of a tenant, because an operator says so; those that have ended stay as they ended."""
         if not asked.operator:
@@ -119,6 +118,7 @@ class Jobs:
             self._outbox.log("info", "jobs_cancelled", tenant=message.tenant, jobs=len(going), by=asked.tenant)
         self._outbox.save([job.record for job in going], lambda: self._outbox.answer(asked, Done()))
 
+    def on_resume(self, asked: FrontMessage, message: ResumeJob) -> None:
         """Have a parked job go on."""
         job = self._get(asked.tenant, message.job)
         job.resume()

@@ -195,10 +195,10 @@ ATTACKS: dict[type[Message], Attack] = {
         front.MovePolicy(policy="p", trainer="trainer-1", tenant=tenant) for tenant in ("", "a", "nobody")
     ],
     front.DrainWorker: _each(front.DrainWorker, "worker", "trainer-1", "env-1", "none"),
-    front.PushDataset: _pushes,
     front.CancelJobs: _each(front.CancelJobs, "tenant", "a", "b", "none"),
     front.BackupBegin: lambda ids, mine: [front.BackupBegin(ttl_s=60.0)],
     front.BackupEnd: lambda ids, mine: [front.BackupEnd(ticket="t")],
+    front.PushDataset: _pushes,
     front.BlobBegin: _begins,
     front.BlobChunk: _chunks,
     hosted.OfferEnvironment: _offers,

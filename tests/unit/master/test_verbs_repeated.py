@@ -112,10 +112,10 @@ ROWS: dict[type[Message], Row] = {
     front.ResumeJob: Row(lambda scene: front.ResumeJob(job=scene.ids["parked"]), again=NOW),
     front.MovePolicy: Row(_move, operator=True),
     front.DrainWorker: Row(lambda scene: front.DrainWorker(worker="env-1"), operator=True),
-    front.PushDataset: Row(
     front.CancelJobs: Row(lambda scene: front.CancelJobs(tenant="a"), operator=True),
     front.BackupBegin: Row(lambda scene: front.BackupBegin(ttl_s=60.0), again="each is one more", operator=True),
     front.BackupEnd: Row(lambda scene: front.BackupEnd(ticket="t"), operator=True),
+    front.PushDataset: Row(
         lambda scene: front.PushDataset(dataset="new", files=_entry(scene), image_side=8), again=NOW
     ),
     front.BlobBegin: Row(lambda scene: front.BlobBegin(digest=digest_of(FRESH), nbytes=len(FRESH))),
