@@ -43,17 +43,26 @@ def status(config: Config = None, json: Json = False) -> None:
 
 
 def _show_roles(roles: Sequence[RoleStatus], instances: Sequence[InstanceHealth]) -> None:
-    processes = {instance.pid: instance for instance in instances}
+    processes = list(instances)
     rows: list[tuple[object, ...]] = []
     for role in roles:
-        process = processes.pop(role.pid, None)
+        process = next((process for process in processes if _is(role, process)), None)
+        if process is not None:
+            processes.remove(process)
+        name = process.name if process else role.instance
         busy = f"{100 * role.busy_s / role.uptime_s:.0f} %" if role.uptime_s > 0 else "-"
-        row = (role.worker, process.name if process else "", role.phase, busy, role.pid or "-", _what(role.detail))
-        rows.append(row)
-    for left in processes.values():
+        rows.append((role.worker, name, role.phase, busy, role.pid or "-", _what(role.detail)))
+    for left in processes:
         state = "ready" if left.role == "master" and left.state == "running" else left.state
         rows.append((left.role if left.role == "master" else "-", left.name, state, "-", left.pid, ""))
     print_table(("worker", "process", "phase", "busy", "pid", "runs"), rows)
+
+
+def _is(role: RoleStatus, process: InstanceHealth) -> bool:
+    """Tell whether a worker is this process; by its pid alone if nobody knows which instance it is."""
+    if role.instance and process.instance:
+        return role.instance == process.instance
+    return bool(role.pid) and role.pid == process.pid
 
 
 def _what(detail: Mapping[str, str]) -> str:
@@ -74,8 +83,8 @@ def _found(what: str, roles: Iterable[RoleStatus]) -> list[str]:
 
 
 def _restarts(roles: Iterable[RoleStatus], instances: Iterable[InstanceHealth]) -> list[str]:
-    """Say who was restarted, and why if health knows it; without health, what the master counted."""
-    known = [(i.name, i.restarts, i.reason) for i in instances] or [(r.worker, r.restarts, "") for r in roles]
+    """Say who was restarted, and why if health knows it; else what the master counted."""
+    known = [(i.name, i.restarts, i.reason) for i in instances] or [(r.worker, r.restarts, r.reason) for r in roles]
     return [
         f"{name} was restarted {'once' if restarts == 1 else f'{restarts} times'}" + (f": {reason}" if reason else "")
         for name, restarts, reason in known
