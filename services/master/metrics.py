@@ -1,17 +1,23 @@
-"""What Prometheus is told of the cluster.
+"""What Prometheus is told of the cluster, and the port where it asks.
 
-In: a picture of it (`ClusterView` of the whole). Out: figures with few labels. Never: a policy's, job's or worker's
-name, or a sum that falls because a worker has gone or a tenant was given another line.
+In: a picture of the cluster (`ClusterView` of the whole), what the shell has counted. Out: figures with few labels.
+Never: a policy's, job's or worker's name, or a sum that falls because a worker has gone or a tenant was given another
+line.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from common.metrics import Figures, Tenants
+from common.http_port import probe_port
+from common.metrics import Figures, Page, Tenants, say_role
+from common.progress import Progress
 from joynexus.wire.back import ClusterView
 
 ROLES = ("trainer", "inference", "env")
@@ -78,3 +84,63 @@ def put_disks(figures: Figures, folders: Mapping[str, Path]) -> None:
             continue
         figures.put("joynexus_disk_free_bytes", name, value=disk.f_bavail * disk.f_frsize)
         figures.put("joynexus_disk_size_bytes", name, value=disk.f_blocks * disk.f_frsize)
+
+
+class Shell(Protocol):
+    """What of the master's shell the port asks, in a thread of its own."""
+
+    @property
+    def writable(self) -> bool:
+        """Return whether the journal takes records."""
+
+    def unready(self) -> str:
+        """Return why nothing can be acknowledged; empty if it can."""
+
+    def view(self) -> ClusterView:
+        """Return a picture of the cluster; TimeoutError if there is no time for it."""
+
+
+class MetricsPort:
+    """The master's `/healthz`, `/readyz` and `/metrics`, if an address is given.
+
+    Args:
+        listen: `host:port`; empty: none of this.
+        progress: of the master's loop.
+        figures: what has been counted since the start.
+        disks: folders that are written to, by what is in them.
+
+    Raises:
+        ValueError: if the address cannot be listened on.
+    """
+
+    def __init__(
+        self, listen: str, progress: Progress, figures: Figures, shell: Shell, disks: Mapping[str, Path]
+    ) -> None:
+        self._progress = progress
+        self._shell = shell
+        self._disks = disks
+        self._cluster = ClusterFigures()
+        self._started = time.monotonic()
+        page = Page(self._gather, figures, time.monotonic)
+        self._port = (
+            probe_port(listen, alive=progress.overdue, ready=shell.unready, metrics=page.text) if listen else None
+        )
+
+    def start(self) -> None:
+        """Start answering."""
+        if self._port is not None:
+            self._port.start()
+
+    def stop(self) -> None:
+        """Hang up."""
+        if self._port is not None:
+            self._port.stop()
+
+    def _gather(self, figures: Figures) -> None:
+        with suppress(TimeoutError):  # the loop has no time: what is known without it is told all the same
+            self._cluster.put(self._shell.view(), figures)
+        ready = not self._shell.unready()
+        say_role(figures, "master", ready=ready, uptime_s=time.monotonic() - self._started)
+        figures.put("joynexus_progress_total", "master", value=self._progress.report()[0])
+        figures.put("joynexus_journal_writable", value=float(self._shell.writable))
+        put_disks(figures, self._disks)

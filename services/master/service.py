@@ -19,16 +19,16 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
 import zmq
 
 from common.blobs import BlobStore
 from common.descriptors import Doorkeeper, bounds, raise_limit
 from common.failpoints import failpoint
-from common.http_port import probe_port
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
-from common.metrics import Figures, Page, say_role
+from common.metrics import Figures
 from common.progress import Progress, Watchdog
 from common.refusals import Refusals, owner_of
 from common.settings import MasterSettings
@@ -39,6 +39,7 @@ from joynexus.keys import KeyRegistry
 from joynexus.tenants import TenantLimitsFile
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
+from joynexus.wire.back import ClusterView
 from joynexus.wire.front import OpResult
 from services.master.bulk import BulkService, Question
 from services.master.clock import Clock
@@ -50,7 +51,7 @@ from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
 from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
-from services.master.metrics import put_disks
+from services.master.metrics import MetricsPort
 from services.master.oplog import OpLog
 from services.master.reception import Reception
 from services.master.sources import ShellSources
@@ -63,6 +64,9 @@ EXIT_THREAD = 70
 
 LOOK_S = 1.0
 """The operator's limits, and the thread that lets peers in, are looked at so often."""
+
+VIEW_S = 3.0
+"""The loop is asked for a picture of the cluster for so long; then there are no metrics this time."""
 
 CLOSE_S = 30.0
 """An orderly end that takes longer hangs."""
@@ -111,21 +115,15 @@ class MasterService:
         self._questions: deque[Question] = deque()
         self._unwritten: list[tuple[int, Sequence[Record]]] = []
         self._figures = Figures()
-        self._started = time.monotonic()
-        self._disks = {"journal": settings.state_dir, "blobs": blobs}
         self._serving = False
         self._oplog = OpLog(self._figures)
         self._stopping = False
         self.counts: Counter[str] = Counter()
         refusals = Refusals("message_refused", self.counts)
         self._reception = Reception(self._registry, settings.max_requests_per_s, refusals)
-        page = Page(self._gather, self._figures, time.monotonic)
+        disks = {"journal": settings.state_dir, "blobs": blobs}
         try:
-            self._port = (
-                probe_port(settings.metrics, alive=self._progress.overdue, ready=self.unready, metrics=page.text)
-                if settings.metrics
-                else None
-            )
+            self._port = MetricsPort(settings.metrics, self._progress, self._figures, self, disks)
             sockets = open_doors(self._context, settings)
         except ValueError:
             self._authenticator.stop()
@@ -157,14 +155,12 @@ class MasterService:
     def run(self) -> None:
         """Serve until `stop`; then write what waits, answer it, and return. A loop that hangs ends the process."""
         self._watchdog.start()
-        if self._port is not None:
-            self._port.start()
+        self._port.start()
         with self._progress.phase("serving", deadline_s=self._stall_s):
             self._serve()
         with self._progress.phase("closing", deadline_s=CLOSE_S):
             self._close()
-        if self._port is not None:
-            self._port.stop()
+        self._port.stop()
         self._watchdog.stop()
 
     def stop(self) -> None:
@@ -329,19 +325,31 @@ class MasterService:
 
     # Called from other threads
 
+    @property
+    def writable(self) -> bool:
+        """Return whether the journal takes records."""
+        return self._committer.writable
+
     def unready(self) -> str:
         """Return why nothing can be acknowledged; empty if it can."""
         if self._stopping or not self._serving:
             return "stopping" if self._stopping else "starting"
-        if not self._committer.writable:
+        if not self.writable:
             return "the journal does not take records (see its log): nothing new is acknowledged"
         return ""
 
-    def _gather(self, figures: Figures) -> None:
-        say_role(figures, "master", ready=not self.unready(), uptime_s=time.monotonic() - self._started)
-        figures.put("joynexus_progress_total", "master", value=self._progress.report()[0])
-        figures.put("joynexus_journal_writable", value=float(self._committer.writable))
-        put_disks(figures, self._disks)
+    def view(self) -> ClusterView:
+        """Return the core's picture of the cluster; TimeoutError if the loop has no time for it."""
+        view: Future[ClusterView] = Future()
+
+        def look(_: object) -> None:
+            try:
+                view.set_result(self._core.views.cluster(None))
+            except Exception as error:  # whoever looks must not end what is looked at
+                view.set_exception(error)
+
+        self._ask(look)
+        return view.result(VIEW_S)
 
     def _post_all(self, events: Sequence[Event]) -> None:
         self._inbox.extend(events)

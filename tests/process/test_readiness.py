@@ -58,6 +58,7 @@ def test_master_is_ready_when_its_doors_are_open_and_tells_what_it_answered() ->
         until(lambda: get(port, "/readyz") == (200, "ok\n"))
         text = get(port, "/metrics")[1]
         assert 'joynexus_ops_total{op="ping",outcome="ok"} 1.0' in text
+        assert 'joynexus_workers{phase="idle",role="env"} 0.0' in text
         assert 'joynexus_disk_free_bytes{folder="blobs"}' in text
         assert "process_resident_memory_bytes" in text
         assert master.terminate() == 0
