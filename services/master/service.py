@@ -344,7 +344,7 @@ class MasterService:
 
         def look(_: object) -> None:
             try:
-                view.set_result(self._core.views.cluster(None))
+                view.set_result(self._core.views.measured())
             except Exception as error:  # whoever looks must not end what is looked at
                 view.set_exception(error)
 

@@ -134,6 +134,14 @@ class Views:
             desired=told.desired,
         )
 
+    def measured(self) -> ClusterView:
+        """Return the whole picture with the use of all tenants, however many, and of the service itself (``)."""
+        rows = (
+            UseRow(tenant=name, trainer_s=use.trainer_s, inference_s=use.inference_s, env_s=use.env_s)
+            for name, use in self._meter.totals().items()
+        )
+        return msgspec.structs.replace(self.cluster(None), use=tuple(rows))
+
     def _make(self, tenant: str | None) -> ClusterView:
         everything = tenant is None
         policies = list(self._policies.everywhere() if tenant is None else self._policies.of(tenant))

@@ -11,6 +11,8 @@ from common.metrics import MASTER, OTHERS, Figures, Tenants, render
 from joynexus.wire.back import ClusterView, DemandRow, InstanceRow, JobRow, PolicyRow, UseRow
 from joynexus.wire.front import LaneStatus, RoleStatus
 from services.master.metrics import ClusterFigures, put_disks
+from tests.unit.master.test_view import served
+from tests.unit.master.world import World
 
 GOLDEN = Path(__file__).with_name("metrics.txt")
 
@@ -125,3 +127,11 @@ def test_a_disk_that_cannot_be_asked_is_left_out(tmp_path: Path) -> None:
     assert (
         figures.values("joynexus_disk_size_bytes")["journal",] >= figures.values("joynexus_disk_free_bytes")["journal",]
     )
+
+
+def test_what_nobody_is_charged_with_is_told_beside_tenants_use() -> None:
+    world = World()
+    served(world, "a", "b")
+    text = render(said(world.core.views.measured())).decode()
+    for tenant in ("(service)", "a", "b"):
+        assert f'joynexus_tenant_device_seconds_total{{role="trainer",tenant="{tenant}"}}' in text
