@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+import torch
 import torch.distributed as ranks
 
 from common.exits import EXIT_CONFIG
@@ -39,7 +40,10 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 def join(rank: int, places: tuple[str, ...], meeting: Path) -> None:
     """Enter the group of ranks, once this one's backbone is loaded (transformers saves nothing in a rank above 0)."""
-    backend = "cpu:gloo,cuda:nccl" if places[0].startswith("cuda") else "gloo"
+    on_gpus = places[0].startswith("cuda")
+    if on_gpus:
+        torch.cuda.set_device(places[rank])  # NCCL's own
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     timeout = timedelta(seconds=LOADING_S)
     ranks.init_process_group(
         backend, init_method=f"file://{meeting}", rank=rank, world_size=len(places), timeout=timeout
