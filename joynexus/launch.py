@@ -207,6 +207,7 @@ def make_plan(cluster: LocalCluster, addresses: Addresses, options: Options, roo
         "JOYNEXUS_STATE_DIR": str(cluster.folder / "state"),
         "JOYNEXUS_BLOBS_DIR": str(cluster.folder / "blobs"),
         "JOYNEXUS_LOG_LEVEL": options.log_level,
+        "JOYNEXUS_METRICS": "",  # not the one inherited: they would all listen on one port
     }
     master = {f"JOYNEXUS_{name.upper()}": value for name, value in msgspec.structs.asdict(addresses).items()}
 
@@ -263,6 +264,7 @@ def start_health(cluster: LocalCluster, root: Path, log_level: str) -> subproces
         "JOYNEXUS_CLUSTER_FILE": str(cluster.keys / "health" / "client.toml"),
         "JOYNEXUS_CACHE_DIR": str(cluster.folder / "cache"),
         "JOYNEXUS_LOG_LEVEL": log_level,
+        "JOYNEXUS_METRICS": "",
     }
     with cluster.log_file("health").open("ab") as output:
         return subprocess.Popen(

@@ -334,6 +334,7 @@ def test_plan_has_each_role_with_checked_settings(tmp_path: Path, monkeypatch: p
     cluster = LocalCluster(tmp_path)
     options = launch.Options(trainers=2, inference=2, env_workers=2, image_side=64, simulator_processes=3, max_slots=5)
     plan = launch.make_plan(cluster, Addresses(), options, ROOT)
+    assert {role.env["JOYNEXUS_METRICS"] for role in plan.roles} == {""}  # whatever is in the shell: it is one port
     names = ["master", "trainer", "trainer-2", "inference", "inference-2", "env", "env-2", "dashboard"]
     assert [role.name for role in plan.roles] == names
     kinds: dict[str, type[RoleSettings]] = {
