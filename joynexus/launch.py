@@ -261,6 +261,7 @@ def start_health(cluster: LocalCluster, root: Path, log_level: str) -> subproces
     env = {
         **os.environ,
         "JOYNEXUS_CLUSTER_DIR": str(cluster.folder),
+        "JOYNEXUS_INSTANCE": "{host}/health",
         "JOYNEXUS_CLUSTER_FILE": str(cluster.keys / "health" / "client.toml"),
         "JOYNEXUS_CACHE_DIR": str(cluster.folder / "cache"),
         "JOYNEXUS_LOG_LEVEL": log_level,

@@ -22,6 +22,7 @@ commands = typer.Typer(
 )
 _cluster.add_to(commands)
 commands.command()(_scale.scale)
+commands.command()(_scale.drain)
 commands.command()(_status.status)
 commands.command()(_dashboard.dashboard)
 _run.add_to(commands)

@@ -1,7 +1,8 @@
-"""`joynexus scale`: how many processes of a kind a cluster on this machine runs, and from how many to how many it may.
+"""`joynexus scale`: how many processes of a kind a cluster on this machine runs, and from how many to how many it may;
+`joynexus drain`: have one of any cluster finish and end.
 
-In: words like `env=3` or `env=1-4`. Out: what health is to see to, written into the cluster's folder; how it is now.
-Never: a process started or ended here.
+In: words like `env=3` or `env=1-4`, a worker. Out: what health is to see to, written into the cluster's folder; how it
+is now. Never: a process started or ended here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joynexus.cli._common import FOLDER, Folder, print_table
+from joynexus.cli._common import FOLDER, Config, Folder, client, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,16 @@ def scale(
         cluster.save_scale({**cluster.load_scale(), **asked})
         _wait(cluster, asked, timeout)
     _show(cluster)
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(help="Name of the worker in `joynexus status`, e.g. env-2.")],
+    config: Config = None,
+) -> None:
+    """Give a worker nothing new, and have it end when it has finished what it has; it is started anew then."""
+    with client(config) as connected:
+        connected.drain_worker(worker)
+    typer.echo(f"{worker} gets no more work, and ends when it has finished what it has")
 
 
 def _wait(cluster: LocalCluster, asked: Mapping[str, Range], timeout_s: float) -> None:

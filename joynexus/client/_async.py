@@ -163,6 +163,7 @@ class AsyncClient(ClientVerbs[AsyncPolicy, AsyncJob]):
     create_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._create_policy)
     policies = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._policies)
     move_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._move_policy)
+    drain_worker = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._drain_worker)
     cancel_jobs_of = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._cancel_jobs_of)
     begin_backup = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._begin_backup)
     end_backup = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._end_backup)

@@ -41,6 +41,7 @@ from joynexus.wire.front import (
     CreatePolicy,
     DashboardCode,
     Done,
+    DrainWorker,
     GetJob,
     GetUsage,
     Hello,
@@ -198,6 +199,10 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
 
     # What only operators ask
 
+    def _drain_worker(self, worker: str) -> Flow[None]:
+        """Have a worker, named as in `status`, finish what it has and end; whoever supervises it starts it anew."""
+        yield from self._ask(DrainWorker(worker=worker), Done)
+
     def _cancel_jobs_of(self, tenant: str) -> Flow[None]:
         """Cancel all jobs of a tenant that have not ended; what they published stays."""
         yield from self._ask(CancelJobs(tenant=check_name("tenant", tenant)), Done)
@@ -289,6 +294,7 @@ class Client(ClientVerbs[Policy, Job]):
     create_policy = blocking(ClientVerbs[Policy, Job]._create_policy)
     policies = blocking(ClientVerbs[Policy, Job]._policies)
     move_policy = blocking(ClientVerbs[Policy, Job]._move_policy)
+    drain_worker = blocking(ClientVerbs[Policy, Job]._drain_worker)
     cancel_jobs_of = blocking(ClientVerbs[Policy, Job]._cancel_jobs_of)
     begin_backup = blocking(ClientVerbs[Policy, Job]._begin_backup)
     end_backup = blocking(ClientVerbs[Policy, Job]._end_backup)

@@ -191,5 +191,5 @@ def _waits_long(lane: DemandRow) -> bool:
 def _why_more(lane: DemandRow) -> str:
     pieces = "1 piece of work waits" if lane.waiting == 1 else f"{lane.waiting} pieces of work wait"
     starved = ", and a trainer waits for them" if lane.starved else ""
-    takes = f", each takes {lane.cost_s:.1f} s" if lane.cost_s else ""
+    takes = f", each takes {lane.cost_s:.1f} s" if lane.cost_s >= 0.05 else ""
     return f"{pieces}, the oldest for {lane.oldest_s:.0f} s{starved}; {lane.credit} are done at once{takes}"

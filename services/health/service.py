@@ -23,9 +23,8 @@ from common.settings import HealthSettings
 from common.telemetry import get_logger
 from joynexus.local import HealthReport, LocalCluster
 from joynexus.scale import Range, parse_scale
-from joynexus.wire import JoyNexusError, Packet
+from joynexus.wire import ErrorCode, JoyNexusError, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Register, Supervised, ViewCluster
-from joynexus.wire.errors import RETRYABLE
 from joynexus.wire.front import ClusterStatus, Status
 from services.health.core import Command, Ended, Event, HealthCore, Kill, Scale, Seen, Start, Stop, Tick
 from services.health.scaling import Scaler
@@ -118,7 +117,7 @@ class Health:
             try:
                 view = self._picture.result().message
             except JoyNexusError as error:  # else the core hears nothing, which is what there is to hear
-                if error.code not in RETRYABLE:
+                if error.code is ErrorCode.FORBIDDEN:
                     self._question = Status()  # a master that does not know the other question yet
             else:
                 if isinstance(view, ClusterStatus):

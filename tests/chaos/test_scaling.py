@@ -210,8 +210,8 @@ def test_a_burst_takes_env_workers_to_the_limit_and_back_and_each_episode_is_don
     with verdict("I4"):
         until(lambda: decided(cluster)[2:] == [(4, 3), (3, 2), (2, 1)], LAST_S)
         until(lambda: {role.worker for role in client.status().roles} == before, LAST_S)
+        until(lambda: not [name for name in cluster.local.all_running() if name.startswith("env-")], LAST_S)
         assert cluster.local.running("env") == first
-        assert not [name for name in cluster.local.all_running() if name.startswith("env-")]
     with verdict("I6"):
         scaled = [line for line in cluster.log("health").splitlines() if " scaled " in line and "group=env" in line]
         assert len(scaled) == 5
