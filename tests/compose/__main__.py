@@ -5,18 +5,21 @@ In: a Docker Engine. Out: a log with times; exit code 1 if something was not as 
 It builds the images and brings the cluster up; a newcomer with nothing but the client and a key runs the README's
 example; a tenant imitates, reinforces and measures, once in calm, once while env is scaled 1 → 4 → 1, once while the
 processes of all containers are killed one after another, once while health scales by what there is to do: the numbers
-are the same, bit for bit. Then the key is revoked, and everything taken down. `--keep` leaves it up; `--parts
-scale,kill` does only these.
+are the same, bit for bit. It is backed up, lost, and brought back. Then the key is revoked, and everything taken down.
+`--keep` leaves it up; `--parts scale,kill` does only these.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.cookiejar
 import json
+import os
 import shutil
 import socket
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import joynexus
@@ -25,14 +28,17 @@ from tests.compose import engine
 from tests.compose.engine import ROOT, Compose, Container
 from tests.compose.log import Log
 from tests.compose.newcomer import Newcomer, data_set
-from tests.compose.work import Numbers, Rounds, work
+from tests.compose.work import Numbers, Rounds, reach, work
 from tests.waiting import until
 
 BUILT = ("master", "trainer", "inference", "env", "health")
+ONE_OF_EACH = {"master": 1, "trainer": 1, "inference": 1, "env": 1, "dashboard": 1}
 MANY = 4
+USER = 10001
+"""Of all roles, in their containers."""
 READY_S, BUSY_S = 600.0, 600.0
 SOCKET = Path("/var/run/docker.sock")
-PARTS = ("newcomer", "scale", "kill", "supervise", "revoke")
+PARTS = ("newcomer", "scale", "kill", "supervise", "restore", "revoke")
 
 
 class Test:
@@ -57,12 +63,13 @@ class Test:
         self.build()
         self.log("docker compose up -d")
         self.compose("up", "-d", timeout_s=1800)
-        self.ready({"master": 1, "trainer": 1, "inference": 1, "env": 1, "dashboard": 1})
+        self.ready(ONE_OF_EACH)
         config = self.let_in("lab-a")
         if "newcomer" in parts:
             self.newcomer(config)
         with joynexus.connect(config) as tenant, joynexus.connect(self.given("default")) as operator:
             tenant.datasets.push("press", data_set(), progress=False)
+            self.look(operator)
             calm = work(tenant, "calm")
             self.log(f"calm: {_told(calm)}")
             if "scale" in parts:
@@ -71,6 +78,8 @@ class Test:
                 self.kill(tenant, calm)
             if "supervise" in parts:
                 self.supervise(tenant, calm)
+            if "restore" in parts:
+                self.restore(tenant, calm)
             if "revoke" in parts:
                 self.revoke(tenant)
         self.log(f"usage: {self.compose.admin('joynexus', 'usage').strip()}")
@@ -119,6 +128,15 @@ class Test:
         for line in printed.strip().splitlines():
             self.log(f"newcomer: {line}")
         assert "%" in printed
+
+    def look(self, operator: Client) -> None:
+        """Open the dashboard with a key, as a browser does."""
+        entry = operator.open_dashboard()
+        cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        browser = urllib.request.build_opener(cookies)
+        page = browser.open(f"{entry.url.rstrip('/')}/login?code={entry.code}", timeout=60).read().decode()
+        assert "trainer-1" in page, page[:500]
+        self.log("the operator's key opens the dashboard, which shows the roles")
 
     def scale(self, tenant: Client, operator: Client, calm: Numbers) -> None:
         """Scale env up and down while a tenant works: all take part, nothing is lost, no number changes."""
@@ -181,6 +199,22 @@ class Test:
         for number, found in enumerate(rounds.numbers):
             assert found == calm, f"round {number} while {what} has other numbers: {_told(found)}"
         self.log(f"{what}: {len(rounds.numbers)} rounds of work, each bit for bit as in calm")
+
+    def restore(self, tenant: Client, calm: Numbers) -> None:
+        """Back the cluster up, lose it with all volumes, and go on from the backup."""
+        folder = self.folder / "backup"
+        folder.mkdir()
+        os.chown(folder, USER, USER)
+        mount = ("-v", f"{folder}:/backup", "admin", "joynexus", "admin")
+        for line in self.compose("run", "--rm", "-T", *mount, "backup", "/backup/today").strip().splitlines():
+            self.log(f"admin: {line}")
+        self.down()
+        self.log("docker compose run --no-deps admin joynexus admin restore, docker compose up -d")
+        self.compose("run", "--rm", "-T", "--no-deps", *mount, "restore", "/backup/today")
+        self.compose("up", "-d")
+        self.ready(ONE_OF_EACH)
+        assert reach(tenant, "calm") == calm.reached
+        self.log("the same client, key and policy have the same numbers")
 
     def revoke(self, tenant: Client) -> None:
         """Shut the tenant out: its open connection is refused at its next message."""

@@ -59,16 +59,22 @@ def work(client: joynexus.Client, name: str) -> Numbers:
     wait(imitation)
     pressing = client.submit(EvaluateSpec(policy=f"{name}-press", version=1, env=PRESS, episodes=4, episode_limit=80))
     wait(reinforcement)
-    reaching = client.submit(
-        EvaluateSpec(policy=f"{name}-reach", version=UPDATES + 1, env=REACH, episodes=16, episode_limit=48)
-    )
-    pressed, reached = wait(pressing).evaluation, wait(reaching).evaluation
+    reached = reach(client, name)
+    pressed = wait(pressing).evaluation
     assert pressed is not None
-    assert reached is not None
     assert len(pressed.results) == 4, "every episode once"
-    assert len(reached.results) == 16, "every episode once"
     updates = tuple((p.success, p.reward, tuple(sorted(p.metrics.items()))) for p in reinforcement.updates)
     return Numbers(tuple(imitation.losses), updates, pressed, reached)
+
+
+def reach(client: joynexus.Client, name: str) -> EvaluationResult:
+    """Measure the policy that was reinforced."""
+    version = UPDATES + 1
+    job = client.submit(EvaluateSpec(policy=f"{name}-reach", version=version, env=REACH, episodes=16, episode_limit=48))
+    reached = wait(job).evaluation
+    assert reached is not None
+    assert len(reached.results) == 16, "every episode once"
+    return reached
 
 
 def wait(job: joynexus.Job) -> JobInfo:
