@@ -90,7 +90,7 @@ def probe(backbone: Backbone) -> NumericsVerdict:
 
     Sets `backbone.group_exactly` to the verdict: an `exact` backbone that cannot hold groups then runs its samples one
     by one.
-    The forwards of the trial do not count in `backbone.samples_forwarded`.
+    The forwards of the trial do not count in `backbone.samples_forwarded`, nor in what other processes took for it.
 
     Raises:
         ValueError: if features are not finite, as of weights that do not fit into the type.
@@ -115,6 +115,7 @@ def probe(backbone: Backbone) -> NumericsVerdict:
             differing += difference > 0
             worst = max(worst, difference)
     backbone.samples_forwarded = counted
+    backbone.take_far_busy()  # nobody's
     exact = differing == 0
     backbone.group_exactly = exact
     detail = f"{compared} samples in {len(groups)} groups compared with the same samples alone: " + (

@@ -116,6 +116,7 @@ def numbers(answers: list[TrainDone]) -> list[Any]:
 
 def test_two_devices_give_the_bits_of_one(two: Two, tmp_path: Path) -> None:
     assert probe(two.spread).exact == probe(two.alone).exact
+    assert two.spread.take_far_busy() == 0.0, "a trial is nobody's work"
     work = [imitate, reinforce]
     one = [numbers(each(Ranked(tmp_path / "one", two.alone))) for each in work]
     two.busy.clear()
