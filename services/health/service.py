@@ -23,9 +23,8 @@ from common.settings import HealthSettings
 from common.telemetry import get_logger
 from joynexus.local import HealthReport, LocalCluster
 from joynexus.scale import Range, parse_scale
-from joynexus.wire import ErrorCode, JoyNexusError, Packet
+from joynexus.wire import JoyNexusError, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Register, Supervised, ViewCluster
-from joynexus.wire.front import ClusterStatus, Status
 from services.health.core import Command, Ended, Event, HealthCore, Kill, Scale, Seen, Start, Stop, Tick
 from services.health.scaling import Scaler
 from services.health.supervisor import LocalSupervisor, Supervisor
@@ -73,7 +72,6 @@ class Health:
         self._limits, self._keep = limits, keep
         self._picture: Future[Packet] | None = None
         self._look_at = 0.0
-        self._question: ViewCluster | Status = ViewCluster()
         self._view: ClusterView | None = None
         self._seen_at = 0.0
         self._reported: HealthReport | None = None
@@ -96,6 +94,8 @@ class Health:
             if isinstance(event, Ended):
                 if self._state(event.name) == "leaving":
                     log.info("role_left", instance=event.name, how=event.how)
+                elif event.code == 0:  # somebody asked for it
+                    log.info("role_ended", instance=event.name, how=event.how)
                 else:
                     log.warning("role_ended", instance=event.name, how=event.how)
             self._happened(event)
@@ -116,12 +116,9 @@ class Health:
         if self._picture is not None and self._picture.done():
             try:
                 view = self._picture.result().message
-            except JoyNexusError as error:  # else the core hears nothing, which is what there is to hear
-                if error.code is ErrorCode.FORBIDDEN:
-                    self._question = Status()  # a master that does not know the other question yet
+            except JoyNexusError:
+                pass  # the core hears nothing, which is what there is to hear
             else:
-                if isinstance(view, ClusterStatus):
-                    self._happened(Seen(roles=view.roles))
                 if isinstance(view, ClusterView):
                     self._view, self._seen_at = view, now
                     self._happened(Seen(roles=view.roles))
@@ -130,7 +127,7 @@ class Health:
         if self._picture is None and now >= self._look_at:
             settled = all(instance.state == "running" for instance in self._core.report())
             self._look_at = now + (LOOK_S if settled else LOOK_STARTING_S)
-            self._picture = self._runtime.ask(self._question, timeout_s=10.0)
+            self._picture = self._runtime.ask(ViewCluster(), timeout_s=10.0)
             self._scale(now)
 
     def _scale(self, now: float) -> None:
