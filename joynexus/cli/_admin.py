@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from joynexus.cli import _journal, _tenants
+from joynexus.cli import _backup, _journal, _tenants
 from joynexus.cli._common import FOLDER, Config, Folder, Json, KeysDir, client, keys_folder, print_json, print_table
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ keys = typer.Typer(help="Let in and shut out.", no_args_is_help=True)
 commands.add_typer(keys, name="keys")
 commands.add_typer(_tenants.commands, name="tenants")
 commands.add_typer(_journal.commands, name="journal")
+commands.command()(_backup.backup)
+commands.command()(_backup.restore)
 
 
 @commands.command()

@@ -1,7 +1,7 @@
 """`joynexus admin tenants add | list | limits | rotate | revoke`: who works here, and how much each may have.
 
 In: options, the folder of keys. Out: its registry of keys and its `limits.json`; the master heeds both within about a
-second. Never: a word with the cluster.
+second. Never: a word with the cluster, but to cancel the jobs of a tenant that is shut out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import typer
 
 from joynexus.cli._common import (
     FOLDER,
+    Config,
     Folder,
     Json,
     KeysDir,
+    client,
     human_bytes,
     keys_folder,
     print_json,
@@ -37,6 +39,7 @@ Acts = Annotated[int | None, typer.Option("--max-waiting-acts", help="Requests t
 ActBytes = Annotated[int | None, typer.Option("--max-act-bytes", help="Bytes of requests to act under way.")]
 Quota = Annotated[int | None, typer.Option("--quota-bytes", help="Bytes of blobs kept.")]
 Policies = Annotated[int | None, typer.Option("--max-policies", help="Policies.")]
+Budget = Annotated[float | None, typer.Option(help="What a month may cost, in the price list's currency.")]
 Rate = Annotated[int | None, typer.Option("--max-requests-per-s", help="Requests a second, by all its keys.")]
 BlobRate = Annotated[int | None, typer.Option("--max-blob-requests-per-s", help="Likewise, of blobs' chunks.")]
 
@@ -54,6 +57,7 @@ def add(
     max_act_bytes: ActBytes = None,
     quota_bytes: Quota = None,
     max_policies: Policies = None,
+    budget: Budget = None,
     max_requests_per_s: Rate = None,
     max_blob_requests_per_s: BlobRate = None,
     state_dir: Folder = FOLDER,
@@ -67,7 +71,7 @@ def add(
     fields = _given(
         weight=weight, priority=priority, max_inflight_ops=max_inflight_ops, max_waiting_acts=max_waiting_acts,
         max_act_bytes=max_act_bytes, quota_bytes=quota_bytes, max_policies=max_policies,
-        max_requests_per_s=max_requests_per_s, max_blob_requests_per_s=max_blob_requests_per_s,
+        budget=budget, max_requests_per_s=max_requests_per_s, max_blob_requests_per_s=max_blob_requests_per_s,
     )  # fmt: skip
     folder = keys_folder(state_dir, keys_dir)
     if names := _keys(folder, tenant):
@@ -121,6 +125,7 @@ def limits(
     max_act_bytes: ActBytes = None,
     quota_bytes: Quota = None,
     max_policies: Policies = None,
+    budget: Budget = None,
     max_requests_per_s: Rate = None,
     max_blob_requests_per_s: BlobRate = None,
     default: Annotated[bool, typer.Option("--default", help="The service's defaults again, in all.")] = False,
@@ -134,7 +139,7 @@ def limits(
     fields = _given(
         weight=weight, priority=priority, max_inflight_ops=max_inflight_ops, max_waiting_acts=max_waiting_acts,
         max_act_bytes=max_act_bytes, quota_bytes=quota_bytes, max_policies=max_policies,
-        max_requests_per_s=max_requests_per_s, max_blob_requests_per_s=max_blob_requests_per_s,
+        budget=budget, max_requests_per_s=max_requests_per_s, max_blob_requests_per_s=max_blob_requests_per_s,
     )  # fmt: skip
     folder = keys_folder(state_dir, keys_dir)
     if not _keys(folder, tenant):
@@ -182,25 +187,32 @@ def rotate(
 @commands.command()
 def revoke(
     tenant: Tenant,
+    cancel_jobs: Annotated[bool, typer.Option("--cancel-jobs", help="Also cancel its jobs, by your own key.")] = False,
+    config: Config = None,
     state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
 ) -> None:
     """Shut a tenant out, with all its keys, from its next message on.
 
-    What the cluster has taken on goes on: its jobs run to their end. What it has stays, for the day on which it is let
-    in again under this name.
+    What the cluster has taken on goes on: its jobs run to their end, unless they are cancelled too. What it has stays,
+    for the day on which it is let in again under this name.
     """
     from joynexus.keys import KeyRegistry
 
     folder = keys_folder(state_dir, keys_dir)
     entries = [entry for entry in _entries(folder) if entry.tenant == tenant]
-    if not entries:
+    if not entries and not cancel_jobs:
         raise ValueError(f"no key stands for a tenant '{tenant}'")
     registry = KeyRegistry(folder / "registry.json")
     for entry in entries:
         registry.revoke(entry.name)
     typer.echo(f"tenant '{tenant}' is shut out: {_named([entry.name for entry in entries])} revoked")
-    typer.echo("jobs that it had started go on to their end")
+    if not cancel_jobs:
+        typer.echo("jobs that it had started go on to their end; --cancel-jobs ends them")
+        return
+    with client(config) as connected:
+        connected.cancel_jobs_of(tenant)
+    typer.echo("its jobs are cancelled")
 
 
 def let_in(grace_hours: float) -> str:

@@ -14,11 +14,14 @@ from joynexus.cli import app
 from joynexus.cli._common import print_table
 from joynexus.client._progress import JobBar
 from joynexus.specs import SftSpec
+from joynexus.keyring import Addresses, Keyring
 from joynexus.wire import ErrorCode, Message, Packet, failure
 from joynexus.wire.front import (
     CancelJob,
     ClusterStatus,
+    CancelJobs,
     GetJob,
+    Done,
     GetPolicy,
     GetUsage,
     JobInfo,
@@ -102,6 +105,7 @@ ANSWERS: dict[type, Message] = {
     ListPolicies: PolicyList(policies=(msgspec.structs.replace(INFO, home="trainer-2", resident=True),)),
     MovePolicy: msgspec.structs.replace(INFO, home="trainer-2"),
 }
+    CancelJobs: Done(),
 Run = Callable[..., list[str]]
 
 
@@ -248,3 +252,15 @@ def test_refusal_of_the_service_is_the_sentence_it_said(joynexus: Run, service: 
         else [ANSWERS.get(type(packet.message)) or service.ordinary(packet)[0]]
     )
     assert joynexus("jobs", "resume", "j1", code=1) == ["error: job j1 is not parked: it is running"]
+def test_tenant_that_is_shut_out_may_have_its_jobs_cancelled_too(
+    joynexus: Run, service: FakeService, tmp_path: Path
+) -> None:
+    keyring = Keyring(tmp_path / "keys")
+    keyring.prepare(Addresses())
+    keyring.issue("lab", tenant="lab")
+    told = joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))
+    assert told == ["tenant 'lab' is shut out: key lab revoked", "its jobs are cancelled"]
+    joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))  # again
+    assert [packet.message.tenant for packet in service.heard if isinstance(packet.message, CancelJobs)] == ["lab"] * 2
+
+
