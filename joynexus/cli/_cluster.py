@@ -1,4 +1,4 @@
-"""`joynexus up | down | restart | usage`: the cluster as a whole."""
+"""`joynexus up | down | restart`: the cluster as a whole."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ import typer
 
 from joynexus.cli._common import (
     FOLDER,
-    Config,
     Folder,
-    Json,
-    client,
-    human_bytes,
-    human_seconds,
-    print_json,
-    print_table,
 )
 
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (up, down, restart, usage):
+    for command in (up, down, restart):
         app.command()(command)
 
 
@@ -105,21 +98,3 @@ def restart(
         state_dir, roles or (), grace_s=grace, timeout_s=timeout, say=lambda line: typer.echo(line, err=True)
     )
     typer.echo(f"restarted: {', '.join(names)}")
-
-
-def usage(config: Config = None, json: Json = False) -> None:
-    """Show what this tenant used; an operator sees all tenants."""
-    with client(config) as connected:
-        report = connected.usage()
-    if json:
-        print_json(report)
-        return
-    several = len({line.tenant for line in report.lines}) > 1
-    rows = [
-        (line.tenant if several else "", line.policy or "(none)",
-         *map(human_seconds, (line.trainer_s, line.inference_s, line.env_s)), line.samples, line.backbone_forwards)
-        for line in report.lines
-    ]  # fmt: skip
-    print_table(("tenant", "policy", "trainer", "inference", "env", "samples", "forwards"), rows)
-    moved = {what: sum(getattr(line, f"bytes_{what}") for line in report.lines) for what in ("in", "out", "stored")}
-    typer.echo(", ".join(f"{human_bytes(nbytes)} {what}" for what, nbytes in moved.items()))

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from joynexus.cli import _admin, _cluster, _dashboard, _datasets, _env, _jobs, _policies, _run, _scale, _status
+from joynexus.cli import _admin, _cluster, _dashboard, _datasets, _env, _jobs, _policies, _run, _scale, _status, _usage
 
 commands = typer.Typer(
     name="joynexus",
@@ -24,6 +24,7 @@ _cluster.add_to(commands)
 commands.command()(_scale.scale)
 commands.command()(_scale.drain)
 commands.command()(_status.status)
+commands.command()(_usage.usage)
 commands.command()(_dashboard.dashboard)
 _run.add_to(commands)
 _policies.add_to(commands)

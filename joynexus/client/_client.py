@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 import joynexus
 from joynexus.client._datasets import Datasets, DatasetVerbs
 from joynexus.client._flow import Flow, answered, blocking, run
@@ -55,6 +57,7 @@ from joynexus.wire.front import (
     PolicyList,
     Status,
     SubmitJob,
+    UsageLine,
     UsageReport,
     Welcome,
 )
@@ -274,9 +277,17 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """Ask for a way into the dashboard; it is good once, within a minute, and shows what this key may see."""
         return (yield from self._ask(OpenDashboard(), DashboardCode))
 
-    def _usage(self) -> Flow[UsageReport]:
-        """What did this tenant use (asked with an operator's key: all tenants)?"""
-        return (yield from self._ask(GetUsage(), UsageReport))
+    def _usage(self, since_month: str = "") -> Flow[UsageReport]:
+        """What did this tenant use (asked with an operator's key: all tenants), since a month, e.g. `2026-11`?"""
+        lines: list[UsageLine] = []
+        after = None
+        while True:
+            report = yield from self._ask(GetUsage(since_month=since_month, after=after), UsageReport)
+            lines += report.lines
+            if not report.more or not report.lines:
+                return msgspec.structs.replace(report, lines=tuple(lines), more=False)
+            last = lines[-1]
+            after = (last.tenant, last.policy, last.job, last.month)
 
     def _ask(self, message: Message, answer: type[M]) -> Flow[M]:
         return (yield from answered(self._connection.ask(message, answer_of(answer), patience_s=self._timeout_s)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +14,15 @@ from rich.console import Console
 from joynexus.cli import app
 from joynexus.cli._common import print_table
 from joynexus.client._progress import JobBar
-from joynexus.specs import SftSpec
 from joynexus.keyring import Addresses, Keyring
+from joynexus.specs import SftSpec
 from joynexus.wire import ErrorCode, Message, Packet, failure
 from joynexus.wire.front import (
     CancelJob,
-    ClusterStatus,
     CancelJobs,
-    GetJob,
+    ClusterStatus,
     Done,
+    GetJob,
     GetPolicy,
     GetUsage,
     JobInfo,
@@ -104,8 +105,8 @@ ANSWERS: dict[type, Message] = {
     SubmitJob: JOB,
     ListPolicies: PolicyList(policies=(msgspec.structs.replace(INFO, home="trainer-2", resident=True),)),
     MovePolicy: msgspec.structs.replace(INFO, home="trainer-2"),
-}
     CancelJobs: Done(),
+}
 Run = Callable[..., list[str]]
 
 
@@ -188,6 +189,82 @@ def test_use_of_several_tenants_is_told_apart(joynexus: Run, service: FakeServic
     assert max(map(len, lines)) <= 80
 
 
+NOVEMBER = msgspec.structs.replace(USAGE, policy="p", job="sft-1", month="2026-11", trainer_s=10.0, env_s=0.0)
+PRICED = UsageReport(
+    lines=(
+        UsageLine(tenant="", policy="replay", month="2026-11", trainer_s=2.0),
+        msgspec.structs.replace(NOVEMBER, job="", month="2026-10", trainer_s=1.0),
+        NOVEMBER,
+        msgspec.structs.replace(NOVEMBER, job="rl-2", trainer_s=0.5),
+        msgspec.structs.replace(NOVEMBER, job="rl-2", month="2026-12", trainer_s=4.0),
+    ),
+    prices={"currency": "EUR", "trainer_s": "0.1", "out_gb": "1"},
+)
+
+
+@pytest.fixture
+def priced(service: FakeService) -> FakeService:
+    ordinary = service.answer
+    service.answer = lambda packet: [PRICED] if isinstance(packet.message, GetUsage) else ordinary(packet)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("by", "seconds"),
+    [
+        ("tenant", {("", "", "", ""): 2.0, ("lab", "", "", ""): 15.5}),
+        ("policy", {("", "replay", "", ""): 2.0, ("lab", "p", "", ""): 15.5}),
+        ("job", {("", "replay", "", ""): 2.0, ("lab", "p", "", ""): 1.0, ("lab", "p", "sft-1", ""): 10.0,
+                 ("lab", "p", "rl-2", ""): 4.5}),
+        ("month", {("", "", "", "2026-11"): 2.0, ("lab", "", "", "2026-10"): 1.0, ("lab", "", "", "2026-11"): 10.5,
+                   ("lab", "", "", "2026-12"): 4.0}),
+    ],
+)  # fmt: skip
+def test_use_is_summed_and_priced(
+    joynexus: Run, priced: FakeService, by: str, seconds: dict[tuple[str, ...], float]
+) -> None:
+    said = msgspec.json.decode("\n".join(joynexus("usage", "--by", by, "--json")))["lines"]
+    names = ("tenant", "policy", "job", "month")
+    assert {tuple(line[name] for name in names): line["trainer_s"] for line in said} == seconds
+    assert all(float(line["cost"]) == pytest.approx(0.1 * line["trainer_s"]) for line in said)
+    table = joynexus("usage", "--by", by)
+    assert max(map(len, table)) <= 80
+    assert "EUR" in "".join(table)
+    assert table[-1] == "together 1.55 EUR"  # what the service used is nobody's bill
+
+
+def test_use_of_one_month_is_a_spreadsheets_lines(joynexus: Run, priced: FakeService) -> None:
+    rows = list(csv.DictReader(joynexus("usage", "--by", "job", "--month", "2026-11", "--csv")))
+    assert [(row["tenant"], row["job"], row["trainer_s"], row["cost"], row["currency"]) for row in rows] == [
+        ("", "", "2.0", "0.20", "EUR"), ("lab", "rl-2", "0.5", "0.05", "EUR"), ("lab", "sft-1", "10.0", "1.00", "EUR")
+    ]  # fmt: skip
+    asked = [packet.message for packet in priced.heard if isinstance(packet.message, GetUsage)]
+    assert asked[-1].since_month == "2026-11"
+
+
+def test_without_prices_nothing_costs_anything(joynexus: Run) -> None:
+    assert "together" not in "".join(joynexus("usage"))
+    (row,) = csv.DictReader(joynexus("usage", "--csv"))
+    assert (row["cost"], row["currency"]) == ("", "")
+
+
+def test_a_long_report_is_asked_for_page_by_page(joynexus: Run, service: FakeService) -> None:
+    ordinary = service.answer
+    first = UsageReport(lines=(NOVEMBER,), more=True)
+    last = UsageReport(lines=(msgspec.structs.replace(NOVEMBER, job="sft-9"),))
+
+    def answer(packet: Packet) -> list[Message]:
+        if not isinstance(packet.message, GetUsage):
+            return ordinary(packet)
+        return [first if packet.message.after is None else last]
+
+    service.answer = answer
+    lines = msgspec.json.decode("\n".join(joynexus("usage", "--by", "job", "--json")))["lines"]
+    assert [line["job"] for line in lines] == ["sft-1", "sft-9"]
+    asked = [packet.message.after for packet in service.heard if isinstance(packet.message, GetUsage)]
+    assert asked[-2:] == [None, ("lab", "p", "sft-1", "2026-11")]
+
+
 def test_policies_say_where_they_live(joynexus: Run) -> None:
     assert ["p", "oft", "lite", "0", "0", "-", "trainer-2", "yes"] in words(joynexus("policies"))
 
@@ -200,6 +277,18 @@ def test_policy_is_moved_by_name_or_for_a_tenant(joynexus: Run, service: FakeSer
         ("lab", "p", "trainer-2"),
         ("", "p", "trainer-2"),
     ]
+
+
+def test_tenant_that_is_shut_out_may_have_its_jobs_cancelled_too(
+    joynexus: Run, service: FakeService, tmp_path: Path
+) -> None:
+    keyring = Keyring(tmp_path / "keys")
+    keyring.prepare(Addresses())
+    keyring.issue("lab", tenant="lab")
+    told = joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))
+    assert told == ["tenant 'lab' is shut out: key lab revoked", "its jobs are cancelled"]
+    joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))  # again
+    assert [packet.message.tenant for packet in service.heard if isinstance(packet.message, CancelJobs)] == ["lab"] * 2
 
 
 def test_weights_are_loaded_from_an_exported_folder(joynexus: Run, service: FakeService, tmp_path: Path) -> None:
@@ -252,15 +341,3 @@ def test_refusal_of_the_service_is_the_sentence_it_said(joynexus: Run, service: 
         else [ANSWERS.get(type(packet.message)) or service.ordinary(packet)[0]]
     )
     assert joynexus("jobs", "resume", "j1", code=1) == ["error: job j1 is not parked: it is running"]
-def test_tenant_that_is_shut_out_may_have_its_jobs_cancelled_too(
-    joynexus: Run, service: FakeService, tmp_path: Path
-) -> None:
-    keyring = Keyring(tmp_path / "keys")
-    keyring.prepare(Addresses())
-    keyring.issue("lab", tenant="lab")
-    told = joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))
-    assert told == ["tenant 'lab' is shut out: key lab revoked", "its jobs are cancelled"]
-    joynexus("admin", "tenants", "revoke", "lab", "--cancel-jobs", "--keys-dir", str(tmp_path / "keys"))  # again
-    assert [packet.message.tenant for packet in service.heard if isinstance(packet.message, CancelJobs)] == ["lab"] * 2
-
-
