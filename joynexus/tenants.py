@@ -33,6 +33,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_waiting_acts, max_act_bytes: requests to act that may wait, and bytes of those under way.
         quota_bytes: blobs kept.
         max_policies: policies.
+        budget: what it may cost in a month, in the currency of the price list (`joynexus/prices.py`).
         max_requests_per_s, max_blob_requests_per_s: by all its keys together, on the control and on the bulk socket.
     """
 
@@ -43,6 +44,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_act_bytes: int | None = None
     quota_bytes: int | None = None
     max_policies: int | None = None
+    budget: float | None = None
     max_requests_per_s: int | None = None
     max_blob_requests_per_s: int | None = None
 
@@ -56,6 +58,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, field)
             if value is not None and value < 0:
                 raise ValueError(f"{field} cannot be negative: {value}")
+        if self.budget is not None and not 0 <= self.budget < 1e12:  # also refuses NaN
+            raise ValueError(f"budget must lie between 0 and 1e12, not {self.budget}")
         for field in ("max_requests_per_s", "max_blob_requests_per_s"):
             value = getattr(self, field)
             if value is not None and value < 1:

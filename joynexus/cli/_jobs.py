@@ -26,7 +26,7 @@ def list_(config: Config = None, json: Json = False) -> None:
     rows = [(i.job, i.state, f"{i.done}/{i.total}", human_seconds(i.seconds), describe(i.spec)) for i in infos]
     print_table(("job", "state", "done", "time", "what"), rows)
     for info in infos:
-        if info.message and info.state in ("waiting", "parked"):
+        if info.message and info.state in ("waiting", "parked", "paused"):
             typer.echo(f"{info.job} {info.state}: {info.message}")
 
 

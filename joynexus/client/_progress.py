@@ -54,8 +54,8 @@ class JobBar(_Bar):
     def show(self, info: JobInfo) -> None:
         """Draw the newest state."""
         note = info.state if not info.losses else f"{info.state}, loss {info.losses[-1]:.4f}"
-        if info.message and info.state in ("waiting", "parked"):
-            note = info.message if info.state == "waiting" else f"parked: {info.message}"
+        if info.message and info.state in ("waiting", "parked", "paused"):
+            note = info.message if info.state == "waiting" else f"{info.state}: {info.message}"
         self._progress.update(self._task, completed=info.done, total=info.total or None, note=note)
 
 

@@ -47,6 +47,7 @@ class Acting:
         limits: what tenants may have.
         counters: use by tenant.
         running_task: finds the env task for which a worker asks.
+        check_budget: refuses what a tenant over its budget asks for.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Acting:
         limits: Limits,
         counters: Counters,
         running_task: Callable[[BackMessage, str, int], Task],
+        check_budget: Callable[[str], None],
     ) -> None:
         self._outbox = outbox
         self._config = config
@@ -68,6 +70,7 @@ class Acting:
         self._serving = serving
         self._meter = meter
         self._running_task = running_task
+        self._check_budget = check_budget
         self._limits = limits
         self._counters = counters
         self._pace = Pace()
@@ -85,6 +88,7 @@ class Acting:
 
     def on_act(self, asked: FrontMessage, message: Act) -> None:
         """A tenant asks for actions."""
+        self._check_budget(asked.tenant)
         policy = self._policies.get(asked.tenant, message.policy)
         if message.version:
             version = self._policies.version(asked.tenant, message.policy, message.version)

@@ -32,9 +32,11 @@ from common.journal.records import (
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, hosted, limits
 from services.master.acting import Acting
 from services.master.backup import Backups
+from services.master.budgets import Budgets
 from services.master.catalog import Catalog
 from services.master.commands import Command, Sources
 from services.master.config import CoreConfig
+from services.master.deletion import Deletions
 from services.master.events import (
     BackMessage,
     BlobServed,
@@ -44,6 +46,7 @@ from services.master.events import (
     LimitsChanged,
     Persisted,
     PersistFailed,
+    PricesChanged,
     Tick,
     Undeliverable,
 )
@@ -115,6 +118,7 @@ class MasterCore:
         self._holdings = Holdings(outbox, config, self._limits)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
+        self._budgets = Budgets(outbox, self._meter, self._limits)
         self._roster.beaten = self._meter.lives.beat
         for role in METERED:
             self._roster.add_staff(role, self._meter.lives)
@@ -140,6 +144,7 @@ class MasterCore:
             self._limits,
             acting,
             self._env.task,
+            self._budgets.check,
         )
         self._hosts = Hosts(outbox, config, self._env, self._acting.act_for, self._holdings.size)
         self._outcomes = Outcomes(outbox, config, self._policies, self._holdings, self._meter)
@@ -163,8 +168,12 @@ class MasterCore:
             self._meter,
             self._training,
             self._limits,
+            self._budgets.check,
         )
         self._jobs = Jobs(self._tools)
+        self._deletions = Deletions(
+            outbox, self._policies, self._jobs, self._catalog, self._serving, self._training
+        )
         self._viewers = Viewers(outbox, self._roster, new_secret, key_is_valid)
         self._supervision = Supervision(outbox, self._roster)
         self._reports = Reports(
@@ -203,6 +212,8 @@ class MasterCore:
         self._outcomes.covered = self._jobs.covered
         self._outcomes.arrived = self._jobs.op_arrived
         self._catalog.settled = self._jobs.dataset_settled
+        self._budgets.changed = self._jobs.budget_changed
+        self.views.money = self._budgets.state
         self._serving.settled = self._jobs.version_settled
         self._policies.gone = self._serving.withdraw
         self._front, self._back = self._tables()
@@ -232,6 +243,10 @@ class MasterCore:
                 self._outbox.persist_failed(event.token, event.reason)
             case LimitsChanged():
                 self._limits.change(event.limits)
+                self._budgets.look_at_all()
+            case PricesChanged():
+                self._meter.prices = event.prices.as_text() if event.prices else {}
+                self._budgets.change_prices(event.prices)
             case Tick():
                 self._acting.tick()
             case Undeliverable():
@@ -372,6 +387,7 @@ class MasterCore:
             acting=self._acting,
             env=self._env,
             meter=self._meter,
+            over_budget=self._budgets.over,
             wait=jobs.wait,
             ended=jobs.note_ended,
             freed=self._freed,
@@ -414,6 +430,9 @@ class MasterCore:
             hosted.HostAct: self._hosts.on_act,
             hosted.HostDone: self._hosts.on_done,
             hosted.WithdrawEnvironment: self._hosts.on_withdraw,
+            front.DeletePolicy: self._deletions.on_policy,
+            front.DeleteVersion: self._deletions.on_version,
+            front.DeleteDataset: self._deletions.on_dataset,
             front.PushDataset: self._catalog.on_push,
             front.GetDataset: self._catalog.on_get,
             front.ListDatasets: self._catalog.on_list,

@@ -126,11 +126,13 @@ class DrivingJob(Job):
         if self._busy:
             return
         if not self.record.first_seq:
-            self._start()
+            if not self.paused:
+                self._start()
             return
         policy = self.tools.policies.get(self.tenant, self.policy_name)
-        self._produce(policy)
-        self._issue(policy)
+        if not self.paused:
+            self._produce(policy)
+            self._issue(policy)
         last = self.record.first_seq + self._plan.total - 1
         if policy.next_seq <= last or policy.applied < last:
             return

@@ -78,14 +78,20 @@ class EvaluationJob(Job):
                 self.tools.holdings.release(self.tenant, digest)
         return [*super().forget(), *pages]
 
+    def pause(self) -> None:
+        """Pages that no worker has begun are given out again later."""
+        waiting = [page for page, task in self._tasks.items() if not task.attempt]
+        self.tools.env.cancel([self._tasks.pop(page) for page in waiting])
+        self._next = 0
+
     def _step(self) -> None:
         if len(self._pages) == self._plan.pages:
             self._result = self._summary()
             self.succeed()
             return
-        while self._next < self._plan.pages and len(self._tasks) < self.tools.config.job_pages:
+        while not self.paused and self._next < self._plan.pages and len(self._tasks) < self.tools.config.job_pages:
             page, self._next = self._next, self._next + 1
-            if page not in self._pages:
+            if page not in self._pages and page not in self._tasks:
                 self._run(page)
 
     def _run(self, page: int) -> None:
@@ -211,7 +217,7 @@ class DatasetEvaluationJob(Job):
         self.pin = Pin(self)
 
     def _step(self) -> None:
-        if self._task is not None:
+        if self._task is not None or self.paused:
             return
         found = self._dataset(self.spec.dataset)
         if found is None:

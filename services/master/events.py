@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from joynexus.prices import Prices
 from joynexus.tenants import TenantLimits
 from joynexus.wire import Buffer, Header, Message
 
@@ -126,6 +127,12 @@ class LimitsChanged(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, TenantLimits]
 
 
+class PricesChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The operator has changed the price list, or removed it."""
+
+    prices: Prices | None
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Time has passed: sent at `MasterCore.next_deadline()`, and whenever the shell likes."""
 
@@ -139,5 +146,6 @@ Event = (
     | Persisted
     | PersistFailed
     | LimitsChanged
+    | PricesChanged
     | Tick
 )

@@ -37,7 +37,11 @@ _RETRY_MS = 100
 
 
 class Intake:
-    """Accepts ops."""
+    """Accepts ops.
+
+    Args:
+        check_budget: refuses what a tenant over its budget asks for.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Intake:
         meter: Meter,
         training: Training,
         limits: Limits,
+        check_budget: Callable[[str], None],
     ) -> None:
         self._outbox = outbox
         self._config = config
@@ -60,6 +65,7 @@ class Intake:
         self._meter = meter
         self._training = training
         self._limits = limits
+        self._check_budget = check_budget
         self._pace = Pace()
         self._payload_bytes = 0  # held in memory
 
@@ -72,6 +78,7 @@ class Intake:
             self._leases.hear(policy, message.lease)
             self._repeat(asked, policy, known, fingerprint)
             return
+        self._check_budget(asked.tenant)
         self._check_order(policy, message)
         record, payload = self._record(policy, message, asked, fingerprint)
         op = Op(record, payload)

@@ -35,6 +35,7 @@ class Tools(msgspec.Struct, frozen=True):
     """The parts of the core that jobs use.
 
     Attributes:
+        over_budget: says that a tenant is over its budget; empty if it is not.
         wait: have a job advanced when something about this key happens.
         ended: note that a job has ended.
         freed: tell those who wait for a policy that its job has let go of it.
@@ -54,6 +55,7 @@ class Tools(msgspec.Struct, frozen=True):
     acting: Acting
     env: EnvQueue
     meter: Meter
+    over_budget: Callable[[str], str]
     wait: Callable[[Job, tuple[str, ...]], None]
     ended: Callable[[Job], None]
     freed: Callable[[Policy], None]
@@ -99,6 +101,15 @@ class Job(ABC):
     def parked(self) -> bool:
         """Nothing more will happen until somebody resumes it."""
         return self.record.state == "parked"
+
+    @property
+    def paused(self) -> str:
+        """Why it begins nothing new for now, in a sentence: its tenant is over its budget; empty if that is not so."""
+        return "" if self.ended or self.parked else self.tools.over_budget(self.tenant)
+
+    def pause(self) -> None:
+        """Its tenant is over its budget: what is under way is finished, what has not begun waits here."""
+        self.advance()
 
     def advance(self) -> None:
         """Do what is due."""
@@ -178,6 +189,8 @@ class Job(ABC):
         waits = "" if self.ended or self.parked else self.waiting_for or self._missing()
         state = "waiting" if waits and record.state == "running" else record.state
         message = f"waits for {waits}" if waits else record.error.message if record.error else ""
+        if paused := self.paused:
+            state, message = "paused", paused
         ended = record.ended_s or self.tools.outbox.now
         basic = JobInfo(
             job=record.job,

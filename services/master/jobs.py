@@ -141,10 +141,12 @@ class Jobs:
         of = self._jobs.values() if tenant is None else [self._jobs.get(tenant, {})]
         return sum(not job.ended for jobs in of for job in jobs.values())
 
-    def every(self, tenant: str | None) -> Iterator[Job]:
-        """Return the jobs of a tenant, or all (for views)."""
+    def every(self, tenant: str | None, *, unsaved: bool = False) -> Iterator[Job]:
+        """Return the jobs of a tenant, or all; `unsaved`: those too that are on their way to the disk."""
         of = self._jobs.values() if tenant is None else [self._jobs.get(tenant, {})]
-        return (job for jobs in of for job in jobs.values())
+        yield from (job for jobs in of for job in jobs.values())
+        if unsaved:
+            yield from (self._by_key[place] for place in self._unsaved if tenant in (None, place[0]))
 
     def starved(self) -> set[str]:
         """Return the needs of rollouts for which trainers wait."""
@@ -184,6 +186,14 @@ class Jobs:
         job = self._jobs.get(policy.tenant, {}).get(policy.job)
         if job is not None:
             job.advance()
+
+    def budget_changed(self, tenant: str) -> None:
+        """A tenant is over its budget now, or is not any more."""
+        for job in list(self._jobs.get(tenant, {}).values()):
+            if job.paused:
+                job.pause()
+            else:
+                job.advance()
 
     def dataset_settled(self, key: tuple[str, str]) -> None:
         """A data set has become ready or faulty."""

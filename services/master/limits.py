@@ -7,7 +7,7 @@ against, the refusal of what exceeds them. Never: anything that was accepted tak
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -39,6 +39,10 @@ class Limits:
             new = self.of(tenant)
             for counters in self._queues:
                 counters.set(tenant, new.weight, new.priority)
+
+    def tenants(self) -> Iterable[str]:
+        """Return the tenants for which the operator set something."""
+        return self._limits.keys()
 
     def of(self, tenant: str) -> TenantLimits:
         """Return what the operator set for a tenant."""

@@ -81,6 +81,7 @@ class Meter:
     What is not written down with a result is written every `flush_s`; so much of it may be lost with the master.
 
     Attributes:
+        prices: the operator's, as reports have them.
         spent: called, at most every `flush_s`, with the tenants that have used something since.
     """
 
@@ -96,6 +97,7 @@ class Meter:
         self._spenders: set[str] = set()
         self._flushing = False
         self.lives = Lives(self._rest)
+        self.prices: dict[str, str] = {}
         self.spent: Callable[[Collection[str]], None] = lambda tenants: None
 
     # Counting
@@ -160,7 +162,7 @@ class Meter:
             lines += self._lines(tenant, message.since_month, message.after)
             if len(lines) > _PAGE:
                 break
-        self._outbox.answer(asked, UsageReport(lines=tuple(lines[:_PAGE]), more=len(lines) > _PAGE))
+        self._outbox.answer(asked, UsageReport(lines=tuple(lines[:_PAGE]), more=len(lines) > _PAGE, prices=self.prices))
 
     def on_served(self, event: BlobServed) -> None:
         """Bytes of a blob went to a tenant."""

@@ -88,6 +88,10 @@ class RlJob(DrivingJob):
         super().version_settled(version, error)
         self._retire(self.tools.policies.get(self.tenant, self.policy_name))
 
+    def pause(self) -> None:
+        """Pages that no worker has begun are given out again later."""
+        self._rollouts.pause()
+
     def restore_curve(self, record: CurveRecord) -> None:
         """Take a part of the curve back; they come in order."""
         self._curve.restore(record)

@@ -79,6 +79,11 @@ class Rollouts:
         self._stop(list(self._running))
         self._next = 0
 
+    def pause(self) -> None:
+        """Take back what has not begun; `produce` gives it out again."""
+        self._stop([number for number, task in self._running.items() if not task.attempt])
+        self._next = 0
+
     def restore(self, record: PageRecord) -> None:
         """Take a page back from the journal."""
         self._keep(record)

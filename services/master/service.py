@@ -36,6 +36,7 @@ from common.telemetry import get_logger
 from common.transport import Authenticator
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
+from joynexus.prices import PricesFile
 from joynexus.tenants import TenantLimitsFile
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
@@ -48,7 +49,17 @@ from services.master.commit import Committer
 from services.master.config import CoreConfig
 from services.master.core import MasterCore
 from services.master.doors import look_up, open_doors, receive, send
-from services.master.events import BlobStored, Door, Event, FrontMessage, LimitsChanged, Peer, Tick, Undeliverable
+from services.master.events import (
+    BlobStored,
+    Door,
+    Event,
+    FrontMessage,
+    LimitsChanged,
+    Peer,
+    PricesChanged,
+    Tick,
+    Undeliverable,
+)
 from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
 from services.master.metrics import MetricsPort
@@ -104,6 +115,7 @@ class MasterService:
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
         self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
+        self._prices = PricesFile(settings.keys_dir / "prices.toml")
         self._look_at = 0.0
         self._progress = Progress()
         self._watchdog = Watchdog(self._progress)
@@ -206,7 +218,7 @@ class MasterService:
                     self._tell(event)
 
     def _look_around(self) -> None:
-        """See whether peers are still let in, and tell the core of a change of limits (a damaged file changes none)."""
+        """See whether peers are still let in, and tell the core of changed limits and prices (damaged change none)."""
         if self._now() < self._look_at:
             return
         self._look_at = self._now() + LOOK_S
@@ -214,6 +226,11 @@ class MasterService:
         if not self._authenticator.alive:
             log.critical("thread_failed", thread="authentication")
             _give_up()
+        if self._prices.changed():
+            try:
+                self._tell(PricesChanged(prices=self._prices.load()))
+            except ValueError as error:
+                log.error("prices_unreadable", why=str(error))
         try:
             limits = self._limits.changed()
         except ValueError as error:
