@@ -160,7 +160,7 @@ class Link(StrEnum):
             Link.UP: f"connected to {address}",
             Link.REFUSED: f"the server at {address} does not accept this key: ask the operator for a valid one",
             Link.WRONG_SERVER: f"whatever listens at {address} does not prove to be the server of this cluster file: "
-            "it hangs, or it is another one, for which the operator has another client.toml",
+            "it is starting, it hangs, or it is another one, for which the operator has another client.toml",
         }[self]
 
 
@@ -206,11 +206,12 @@ class AuthWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.link = Link.REFUSED
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            # A server drops a peer that spoke with another server key in mind. Once can be a restart, so wait for two.
+            # A server drops a peer that spoke with another server key in mind. Once can be a restart, so wait for two;
+            # and one that has proven its key is starting anew behind a port (Docker's) that hangs up meanwhile.
             if self._connected:
                 self._handshakes_cut += 1
             self._connected = False
-            if self._handshakes_cut >= 2:
+            if self._handshakes_cut >= 2 and not self.ups:
                 self.link = Link.WRONG_SERVER
         elif self.link is Link.UP:
             self.link = Link.CONNECTING

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+
 import pytest
 import zmq
 
@@ -79,6 +82,27 @@ def test_link_is_connecting_again_after_the_server_went_and_up_after_it_came_bac
     until(line, lambda: line.link is Link.UP)
     door.router.close(0)
     until(line, lambda: line.link is Link.CONNECTING)
+    server = door.keyring.server_keys("front")
+    door.router = bind_router(door.context, door.address, server, "tenant", bulk=False)
+    until(line, lambda: line.ups == 2)
+
+
+def test_a_server_that_has_proven_itself_is_waited_for_behind_a_port_that_hangs_up(door: Door) -> None:
+    line = door.line(door.laptop.keys())
+    until(line, lambda: line.link is Link.UP)
+    door.router.close(0)
+    until(line, lambda: line.link is Link.CONNECTING)
+    host, _, port = door.address.removeprefix("tcp://").rpartition(":")
+    with socket.create_server((host, int(port))) as nobody:  # as Docker's proxy while the container starts
+        nobody.setblocking(False)
+        cut = 0
+        while cut < 4:
+            line.tend()
+            assert line.link is Link.CONNECTING
+            with contextlib.suppress(BlockingIOError):
+                nobody.accept()[0].close()
+                cut += 1
+            line.monitor.poll(20)
     server = door.keyring.server_keys("front")
     door.router = bind_router(door.context, door.address, server, "tenant", bulk=False)
     until(line, lambda: line.ups == 2)
