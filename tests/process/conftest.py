@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from joynexus.vla import numerics
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
-numerics.configure(1)  # as roles do: some tests compare their numbers with a role's
+import pytest
 
-# torch may only be imported after `configure`, and others than this file do.
-from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
+from joynexus.launch import reproducible_kernels
+from tests.process.door import Door
 
-import pytest  # noqa: E402
-
-from tests.process.door import Door  # noqa: E402
+# Read when torch is loaded, whoever does that first: some tests compare their numbers with a role's.
+os.environ.setdefault("MKL_CBWR", reproducible_kernels())
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from common.settings import TrainerSettings, load_settings
 from joynexus.vla.backbones import Backbone, load_backbone
 from joynexus.vla.backbones.spread import DeviceLost
 from joynexus.vla.feature import Observation
-from joynexus.vla.numerics import probe
+from joynexus.vla.numerics import configure, probe
 from joynexus.wire.back import TrainDone
 from services.trainer.core import TrainerEngine
 from services.trainer.followers import Followers
@@ -50,6 +50,7 @@ class Two:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     cache = tmp_path_factory.mktemp("cache")
+    configure(1)
     alone = load_backbone(BACKBONE, cache_dir=cache)
     ended, end, busy = list[int](), threading.Event(), list[float]()
 
