@@ -33,11 +33,17 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PolicyRecord(Base, frozen=True, kw_only=True):
-    """A policy exists. Key: tenant, policy."""
+    """A policy exists. Key: tenant, policy.
+
+    Attributes:
+        life: tells it from another one of its name that was deleted before.
+    """
 
     tenant: str
     policy: str
     spec: PolicySpec
+    life: str = ""
+    gone: bool = False
 
 
 class LeaseRecord(Base, frozen=True, kw_only=True):
@@ -161,6 +167,7 @@ class CheckpointRecord(Base, frozen=True, kw_only=True):
     nbytes: int
     seq: int
     step: int
+    gone: bool = False
 
 
 class StateRecord(Base, frozen=True, kw_only=True):
@@ -172,6 +179,7 @@ class StateRecord(Base, frozen=True, kw_only=True):
     digest: str
     nbytes: int
     seq: int
+    gone: bool = False
 
 
 class JobRecord(Base, frozen=True, kw_only=True):
@@ -279,6 +287,7 @@ class DatasetRecord(Base, frozen=True, kw_only=True):
     instructions: tuple[str, ...] = ()
     blobs: tuple[tuple[str, int], ...] = ()
     faults: tuple[Fault, ...] = ()
+    gone: bool = False
 
 
 class UsageRecord(Base, frozen=True, kw_only=True):

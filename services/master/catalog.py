@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import blake3
 import msgspec
 
-from common.journal.records import DatasetRecord
+from common.journal.records import DatasetRecord, Record
 from joynexus.contract import Contract
 from joynexus.datasets import DatasetManifest, Fault
 from joynexus.wire import ErrorCode, Failure, JoyNexusError, limits
@@ -152,6 +152,30 @@ class Catalog:
         if record.state == "faulty":
             raise faulty(record)
         return record
+
+    def own(self, tenant: str, name: str) -> DatasetRecord | None:
+        """Return a data set of a tenant's own."""
+        return self._sets.get(tenant, {}).get(name)
+
+    def alone(self, record: DatasetRecord) -> bool:
+        """Tell whether no other data set of its tenant has its prepared content."""
+        same = (other for other in self._sets[record.tenant].values() if other.manifest == record.manifest)
+        return bool(record.manifest) and all(other is record for other in same)
+
+    def is_mounted(self, name: str) -> bool:
+        """Tell whether the operator has mounted a data set of this name."""
+        return name in self._sets.get(SHARED, {}) or name in self._env.mounted()
+
+    def forget(self, record: DatasetRecord) -> list[Record]:
+        """Let go of a data set, also while it is prepared; return the records by which it goes from the journal."""
+        tenant, name = record.tenant, record.dataset
+        del self._sets[tenant][name]
+        self._preparing.pop((tenant, name), None)
+        if self._by_content.get((tenant, record.content)) is record:
+            del self._by_content[tenant, record.content]
+        for digest, _ in _blobs(record):
+            self._holdings.release(tenant, digest, swept=True)
+        return [DatasetRecord(tenant=tenant, dataset=name, content=record.content, gone=True)]
 
     def blobs(self, tenant: str, manifest: str) -> list[tuple[str, int]]:
         """Return the blobs of a set that was prepared for a tenant, whether or not a name still stands for it."""

@@ -171,9 +171,7 @@ class MasterCore:
             self._budgets.check,
         )
         self._jobs = Jobs(self._tools)
-        self._deletions = Deletions(
-            outbox, self._policies, self._jobs, self._catalog, self._serving, self._training
-        )
+        self._deletions = Deletions(outbox, self._policies, self._jobs, self._catalog, self._serving, self._training)
         self._viewers = Viewers(outbox, self._roster, new_secret, key_is_valid)
         self._supervision = Supervision(outbox, self._roster)
         self._reports = Reports(

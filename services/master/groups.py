@@ -70,6 +70,7 @@ class GroupBuilder:
                 spec=policy.spec,
                 checkpoint=policy.checkpoint.digest if policy.checkpoint else "",
                 applied_seq=policy.covered,
+                life=policy.life,
             )
         )
         self._body_bytes += policy.spec_nbytes

@@ -15,7 +15,9 @@ from common.journal.records import (
     CheckpointRecord,
     OpDone,
     OpRecord,
+    OpsCovered,
     PolicyRecord,
+    Record,
     StateRecord,
     VersionRecord,
 )
@@ -148,7 +150,8 @@ class Policies:
         self.check_module(spec.backbone, spec.head)
         waiting = [then]
         self._creating[tenant, name] = (spec, waiting)
-        record = PolicyRecord(tenant=tenant, policy=name, spec=spec)
+        life = known.life if known else self._outbox.new_id()
+        record = PolicyRecord(tenant=tenant, policy=name, spec=spec, life=life)
 
         def saved() -> None:
             del self._creating[tenant, name]
@@ -239,6 +242,44 @@ class Policies:
         self._outbox.save([msgspec.structs.replace(record, gone=True)])
         self._holdings.release(policy.tenant, record.digest)
         self.gone(policy, version)
+
+    def forget_version(self, policy: Policy, version: int) -> list[Record]:
+        """Let go of a version; return the records by which it goes from the journal."""
+        record = policy.versions.pop(version)
+        policy.retired.discard(version)
+        self._holdings.release(policy.tenant, record.digest)
+        self.gone(policy, version)
+        return [msgspec.structs.replace(record, gone=True)]
+
+    def forget(self, policy: Policy) -> list[Record]:
+        """Let go of a policy and all that belongs to it; return the records by which it goes from the journal."""
+        del self._policies[policy.tenant][policy.name]
+        self._count -= 1
+        records: list[Record] = []
+        for version in list(policy.versions):
+            records += self.forget_version(policy, version)
+        for seq in range(policy.covered + 1, policy.next_seq):
+            for digest, _ in policy.ops[seq].blobs:
+                self._holdings.release(policy.tenant, digest)
+        policy.ops.clear()
+        states: list[StateRecord | CheckpointRecord] = [*policy.states.values()]
+        for kept in (*states, policy.checkpoint):
+            if kept is not None:
+                self._holdings.release(policy.tenant, kept.digest)
+                records.append(msgspec.structs.replace(kept, gone=True))
+        last = policy.next_seq - 1
+        covered = OpsCovered(tenant=policy.tenant, policy=policy.name, covered=last, forget=last)
+        gone = PolicyRecord(tenant=policy.tenant, policy=policy.name, spec=policy.spec, gone=True)
+        return [*records, covered, gone]
+
+    def check_settled(self, tenant: str, name: str) -> None:
+        """Refuse while a policy is on its way to the disk.
+
+        Raises:
+            JoyNexusError: `UNAVAILABLE`.
+        """
+        if (tenant, name) in self._creating:
+            raise refuse(ErrorCode.UNAVAILABLE, f"policy '{name}' is being created: try again", retry_after_ms=100)
 
     def add_state(self, policy: Policy, record: StateRecord) -> None:
         """A saved state is durable; it replaces an older one of that name."""

@@ -33,6 +33,7 @@ class Policy:
     """One policy.
 
     Attributes:
+        life: tells it from another one of its name that was deleted.
         ops: ops above the checkpoint, and before it those whose replies are kept; by seq.
         next_seq: seq of the next op.
         seen_seq: highest seq that was ever received since the master started.
@@ -54,6 +55,7 @@ class Policy:
         self.tenant = record.tenant
         self.name = record.policy
         self.key: PolicyKey = (record.tenant, record.policy)
+        self.life = record.life
         self.take(record.spec)
         self.ops: dict[int, Op] = {}
         self.next_seq = 1

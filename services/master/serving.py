@@ -88,6 +88,13 @@ class Serving:
         self._offered.pop((*policy.key, version), None)
         self._faults.pop((*policy.key, version), None)
 
+    def forget(self, policy: Policy) -> None:
+        """A policy is deleted: none of its versions serves any more."""
+        self._serving.pop(policy.key, None)
+        for served in self._with.values():
+            served.discard(policy.key)
+        self._unserved[policy.spec.backbone].pop(policy.key, None)
+
     # Messages
 
     def on_applied(self, said: BackMessage, message: WeightsApplied) -> None:

@@ -108,6 +108,24 @@ class Training:
                 policy.ops[seq].given_up = error
         self.ready(policy)
 
+    def forget(self, policy: Policy) -> None:
+        """A policy is deleted: it leaves its trainer's memory.
+
+        Raises:
+            JoyNexusError: `UNAVAILABLE` while a trainer has something to do for it.
+        """
+        trainee = self._trainees.get(policy.key)
+        if trainee is None:
+            return
+        if trainee.in_flight or trainee.target is not None:
+            sentence = f"policy '{policy.name}' is being checkpointed or moved: try again soon"
+            raise refuse(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=500)
+        if trainee.home is not None:
+            self._trainers[trainee.home.name].unsettle(trainee, self._outbox.now)
+        if policy.spec.backbone in self._homeless:
+            self._homeless[policy.spec.backbone].pop(policy.key, None)
+        del self._trainees[policy.key]
+
     def serves(self, backbone: str) -> bool:
         """Tell whether a trainer with this backbone is there."""
         return any(True for _ in self._with_backbone(backbone))

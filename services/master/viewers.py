@@ -73,9 +73,7 @@ class Viewers:
         self._roster.of(said)
         seen = self._valid(self._codes, message.code)
         if seen is None:
-            raise refuse(
-                ErrorCode.NOT_FOUND, "this code was used or is too old: run `joynexus dashboard` again"
-            )
+            raise refuse(ErrorCode.NOT_FOUND, "this code was used or is too old: run `joynexus dashboard` again")
         del self._codes[message.code]
         session = self._new_secret()
         self._add(

@@ -55,6 +55,7 @@ class Slot:
             ValueError: if the spec cannot be built, or asks for hidden states that the backbone has not.
         """
         self.tenant, self.policy, self.spec = opening.tenant, opening.policy, opening.spec
+        self._life = opening.life
         self.applied_seq = self.published = 0
         self._backbone = backbone.digest
         fresh = not opening.checkpoint
@@ -92,6 +93,7 @@ class Slot:
         """
         return (
             opening.spec == self.spec
+            and opening.life == self._life
             and self._checkpoints.get(opening.checkpoint) == opening.applied_seq
             and opening.applied_seq >= self._remembered_from
         )

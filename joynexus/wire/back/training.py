@@ -17,6 +17,7 @@ class OpenSlot(Wire, frozen=True, kw_only=True):
     Attributes:
         checkpoint: blob digest of the checkpoint; empty for a fresh slot.
         applied_seq: op up to which the checkpoint covers; 0 for a fresh slot (ops count from 1).
+        life: tells the policy from another one of its name that was deleted.
     """
 
     tenant: str
@@ -24,6 +25,7 @@ class OpenSlot(Wire, frozen=True, kw_only=True):
     spec: PolicySpec
     checkpoint: str = ""
     applied_seq: int = 0
+    life: str = ""
 
 
 class RlBegin(Wire, frozen=True, kw_only=True, tag="begin", tag_field="what"):

@@ -55,6 +55,21 @@ def _move(scene: Scene) -> Message:
     return front.MovePolicy(policy="p", trainer="trainer-2")
 
 
+def _two_versions(scene: Scene) -> Message:
+    lease = scene.ask(front.AcquireLease(policy="v2", holder="me"), front.Lease).lease
+    for seq in (1, 2):
+        scene.world.say_as("a", front.Publish(policy="v2", lease=lease, seq=seq))
+        scene.trainer.work()
+        scene.inference.work()
+    return front.DeleteVersion(policy="v2", version=1)
+
+
+def _another_set(scene: Scene) -> Message:
+    scene.ask(front.PushDataset(dataset="other", files=_entry(scene), image_side=16), front.DatasetInfo)
+    scene.env.work()
+    return front.DeleteDataset(dataset="other")
+
+
 def _done(scene: Scene) -> Message:
     ids = scene.ids
     episodes = tuple(front.EpisodeResult(seed=seed, success=True, steps=3, reward=1.0) for seed in range(5))
@@ -115,6 +130,9 @@ ROWS: dict[type[Message], Row] = {
     front.CancelJobs: Row(lambda scene: front.CancelJobs(tenant="a"), operator=True),
     front.BackupBegin: Row(lambda scene: front.BackupBegin(ttl_s=60.0), again="each is one more", operator=True),
     front.BackupEnd: Row(lambda scene: front.BackupEnd(ticket="t"), operator=True),
+    front.DeletePolicy: Row(lambda scene: front.DeletePolicy(policy="v2")),
+    front.DeleteVersion: Row(_two_versions),
+    front.DeleteDataset: Row(_another_set),
     front.PushDataset: Row(
         lambda scene: front.PushDataset(dataset="new", files=_entry(scene), image_side=8), again=NOW
     ),
