@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from joynexus.cli import _backup, _journal, _tenants
+from joynexus.cli import _backup, _dump, _journal, _tenants
 from joynexus.cli._common import FOLDER, Config, Folder, Json, KeysDir, client, keys_folder, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ commands.add_typer(_tenants.commands, name="tenants")
 commands.add_typer(_journal.commands, name="journal")
 commands.command()(_backup.backup)
 commands.command()(_backup.restore)
+commands.command()(_dump.dump)
 
 
 @commands.command()

@@ -74,6 +74,7 @@ def key_of(master: MasterProcess, name: str) -> ClusterFile:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_job_that_ran_while_the_backup_was_made_ends_elsewhere_with_an_equal_curve(tmp_path: Path) -> None:
     options = launch.Options(backbone=BACKBONE, env_workers=1)
     with running(tmp_path / "one", options) as one, joynexus.connect(one.client_file) as client:
