@@ -13,7 +13,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
 .PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos fuzz lint format bench \
-  test-compose bench-tenants soak soak-kills up down clean
+  test-browser test-compose bench-tenants soak soak-kills up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -43,6 +43,11 @@ test: install  ## all tests, by ring, with times
 
 test-simulators: install-simulators  ## the tests that need ManiSkill or LIBERO
 	@$(PY) scripts/test_rings.py simulators </dev/null
+
+test-browser: install  ## the dashboard in a real browser, which it installs (Chromium, some 80 MB)
+	@scripts/system_packages.sh $(VENV) browser
+	@scripts/install.sh $(VENV) browser $(PIP_ARGS)
+	@$(PY) scripts/test_rings.py browser </dev/null
 
 test-compose: install  ## a real cluster of containers; needs a Docker Engine, and says so where there is none
 	@$(PY) -m tests.compose </dev/null

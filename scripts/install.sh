@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment and installs the project into it, editable.
 #
-#   scripts/install.sh VENV base|simulators [arguments for pip]
+#   scripts/install.sh VENV base|simulators|browser [arguments for pip]
 #
 # In: CPython 3.11 or 3.12 (or $PYTHON). Out: VENV. Never: a change outside VENV.
 set -euo pipefail
@@ -44,6 +44,10 @@ case $what in
   simulators)
     echo "installing ManiSkill and LIBERO"
     pip install -q --no-compile "$@" -e '.[maniskill,libero]'
+    ;;
+  browser)
+    echo "installing Playwright"
+    pip install -q --no-compile "$@" -e '.[browser]'
     ;;
   *)
     echo "install.sh: unknown set of packages '$what'" >&2

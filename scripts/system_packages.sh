@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The system libraries that simulators render with.
+# The system libraries that simulators render with, or the browser that tests of the dashboard look with.
 #
 #   scripts/system_packages.sh VENV metaworld [maniskill] [libero]
+#   scripts/system_packages.sh VENV browser
 #
 # As root on Debian or Ubuntu: installs those that are missing. Otherwise: names them, and says what works without.
 # ManiSkill refuses the Vulkan driver of Debian 12: a newer one of the same mirror's backports is unpacked into
@@ -39,6 +40,19 @@ backported_driver() (  # unpack the backported driver into the folder $1; a subs
   sed 's#"libvulkan_lvp.so"#"./libvulkan_lvp.so"#' "$work"/package/usr/share/vulkan/icd.d/lvp_icd*.json >"$work/icd"
   mv "$work/icd" "$into/lvp_icd.json"  # last: it says that all is there
 )
+
+if [ "$*" = browser ]; then
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null && exit 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing chromium (some 80 MB)"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq </dev/null
+    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core </dev/null >/dev/null 2>&1
+  fi
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || echo "There is no Chromium: the tests \
+that look at pages are skipped. As root:  apt-get install --no-install-recommends chromium" >&2
+  exit 0
+fi
 
 need libEGL.so.1 libegl1
 need libGL.so.1 libgl1

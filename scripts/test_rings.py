@@ -21,11 +21,12 @@ RINGS = {
     "unit": "pure cores, file formats, numerics: no other process",
     "wire": "bytes of every message, hostile input, other languages' encoders",
     "process": "real roles, real sockets, kills",
+    "browser": "the dashboard in a real browser; skipped where there is none (make test-browser installs one)",
     "fuzz": "changed bytes, and whatever comes to a master's ports: two minutes of what `make fuzz` does for an hour",
     "chaos": "cases of fault in real processes, with a table of what was found",
     "simulators": "what needs ManiSkill or LIBERO, from the other rings",
 }
-WORKERS = {"process": 2, "fuzz": 2, "chaos": 2}
+WORKERS = {"process": 2, "browser": 2, "fuzz": 2, "chaos": 2}
 """Processes that run a ring, a file of tests each (others: one a core). A cluster under test has processes enough."""
 MOST_WORKERS = 8  # each imports torch
 HEAVY = "simulators"  # installed and run on demand: `make test-simulators`

@@ -111,7 +111,7 @@ class Web:
     async def _show(self, request: Request, session: str, page: str) -> Response:
         asked = await self._asked(session, page, dict(request.query_params) | request.path_params)
         scope = await self.hub.enter(session)
-        params = {**vars(asked.query), "page": page, "number": asked.query.page}
+        params = {**vars(asked.query), "page": page, "number": asked.query.page if asked.query.page > 1 else ""}
         if asked.job is not None:
             params |= {"tenant": asked.job.tenant, "job": asked.job.name}
         events = "/events?" + urlencode({name: value for name, value in params.items() if value != ""})
@@ -145,6 +145,8 @@ class Web:
         try:
             return await show(session)
         except EndedError:
+            if request.url.path == "/events":
+                return PlainTextResponse("this session is over\n", 403)  # the page, loaded anew, says why
             answer = self._door("You are no longer in: the key was revoked, or the master was started anew.", 403)
             return self._with_cookie(answer, "", 0)
         except GoneError:

@@ -1,7 +1,5 @@
-// Keeps a page up to date: whatever the server renders anew is put in place of what stands there, node by node, so that
-// focus, selection, open details and the scroll position stay. Nothing is computed here.
-"use strict";
-
+// Keeps a page up to date: what the server renders anew is put in place of what stands there, node by node, so that focus,
+// selection, open details and the scroll position stay. Nothing is computed here.
 const address = document.body.dataset.events;
 const offline = document.getElementById("offline");
 let stream = null;
@@ -47,7 +45,7 @@ function open() {
   stream.onopen = () => (offline.hidden = true);
   stream.onerror = () => {
     offline.hidden = false;
-    if (stream.readyState === EventSource.CLOSED) close(setTimeout(open, 5000)); // else it tries again by itself
+    if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000); // refused: the page says why
   };
 }
 
@@ -57,4 +55,5 @@ function close() {
 }
 
 addEventListener("visibilitychange", () => (document.hidden ? close() : open())); // browsers allow few streams a host
+addEventListener("submit", close); // or the end of the session would be told before the page is left
 open();

@@ -125,7 +125,7 @@ def test_every_answer_forbids_foreign_scripts_frames_and_guessed_types(browser: 
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("path", PATHS)
