@@ -24,7 +24,7 @@ from joynexus.contract import Camera, Contract
 from joynexus.simulation.episodes import Actions
 from joynexus.simulation.interface import Picture, SimObservation, SimulatorOptions, StepResult
 from joynexus.vla.backbones.base import Backbone
-from joynexus.vla.busy import BusyClock, Elapsed
+from joynexus.vla.busy import BusyClock, Elapsed, Overhead
 from joynexus.vla.feature import IMAGE, LAST, Observation, VLAFeature
 from joynexus.vla.feature_store import FeatureStore
 from joynexus.vla.shared_forward import Need, SharedForward
@@ -108,6 +108,10 @@ class DeviceClock(BusyClock):
         """Begin a measurement."""
         began = self._held.busy_s
         return lambda: self._held.busy_s - began
+
+    def overhead(self) -> Overhead:
+        """Count nothing between measurements."""
+        return Overhead(counts=False)
 
 
 class StandInBackbone(Backbone):
@@ -200,10 +204,20 @@ class WaitingPools:
 
     @contextmanager
     def lend(
-        self, task: str, options: SimulatorOptions, *, rows: int = 1, alive: Callable[[], None] = lambda: None
+        self,
+        task: str,
+        options: SimulatorOptions,
+        *,
+        rows: int = 1,
+        alive: Callable[[], None] = lambda: None,
+        busy: Callable[[float], None] = lambda seconds: None,
     ) -> Iterator[WaitingPool]:
-        """Lend as many environments as are of use."""
-        yield WaitingPool(self._device, task.partition("/")[0], options, rows)
+        """Lend as many environments as are of use; `busy` is told the device's seconds for them."""
+        pool = WaitingPool(self._device, task.partition("/")[0], options, rows)
+        try:
+            yield pool
+        finally:
+            busy(pool.cpu_s())
 
     def close(self) -> None:
         """Nothing is open."""

@@ -15,8 +15,8 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -33,8 +33,9 @@ from benchmarks._waiting_device import (
     waiting_forward,
 )
 from common import telemetry
+from common.progress import Progress
+from common.runtime import WorkerRuntime
 from common.settings import EnvSettings, InferenceSettings, TrainerSettings, load_settings
-from joynexus.simulation import work
 from joynexus.vla import numerics, startup
 from joynexus.wire.back import RlEpoch
 from services.env import service as env
@@ -86,14 +87,14 @@ def serve(role: Role) -> None:
             FAMILIES.clear()
             FAMILIES.update(libero=WaitingFamily("libero"), maniskill=WaitingFamily("maniskill"))
             _replace(env, WarmPools=lambda limit, deadlines: WaitingPools(device))
-            charge_devices_alone()
+            _replace(env, WorkerRuntime=partial(WorkerRuntime, progress=devices_progress()))
             env.run(load_settings(EnvSettings))
     role.report.write_text(json.dumps({"planned_s": device.planned_s, "late_s": device.late_s}))
 
 
-def charge_devices_alone() -> None:
-    """Leave the CPU time of this process, which is no device's, out of what an env service is busy with."""
-    _replace(work, time=SimpleNamespace(thread_time=lambda: 0.0))
+def devices_progress() -> Progress:
+    """Return the progress of an env service that leaves out the CPU time of its process, which is no device's."""
+    return Progress(cpu=lambda: 0.0)
 
 
 def _let_trainer_wait(device: Device, micro: dict[int, int]) -> None:

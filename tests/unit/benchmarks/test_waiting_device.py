@@ -16,11 +16,12 @@ from benchmarks._waiting_device import (
     Device,
     StandInBackbone,
     WaitingPool,
+    WaitingPools,
     train_s,
     waiting_forward,
 )
 from benchmarks._waiting_jobs import TENANTS, make_jobs, spec_of
-from benchmarks._waiting_roles import charge_devices_alone
+from benchmarks._waiting_roles import devices_progress
 from joynexus.simulation import work
 from joynexus.simulation.interface import SimulatorOptions
 from joynexus.specs import GrpoSpec, RlSpec
@@ -30,6 +31,7 @@ from joynexus.wire.back import DescribeSimulator
 
 TIMES = _times.load()
 PACE = 100.0
+SEEN = SimulatorOptions(cameras=(CAMERA,), episode_limit=16)
 
 
 def device(parallel: int = 1) -> Device:
@@ -109,13 +111,18 @@ def test_episodes_end_at_their_limit_and_no_two_moments_look_alike() -> None:
     assert rows.cpu_s() == pytest.approx(held.busy_s) == pytest.approx(2 * TIMES.simulate("libero", 2, 8) / PACE)
 
 
-def test_an_env_service_is_charged_for_its_devices_time_and_not_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "time", time)  # comes back afterwards
-    charge_devices_alone()
-    held, described = device(), DescribeSimulator(task="t", attempt=1, tenant="a", env="libero/task", warmup_episodes=4)
-    answer = work.describe_simulator(described, pool(held), software={})
-    assert answer.statistics is not None
-    assert answer.busy_s == held.busy_s == 0.0  # a warm-up draws nothing, which takes no device's time
+def test_an_env_service_is_charged_for_its_devices_time_and_not_for_its_own() -> None:
+    held, progress = device(), devices_progress()
+    described = DescribeSimulator(task="t", attempt=1, tenant="a", env="libero/task", warmup_episodes=4)
+    with progress.phase("working", deadline_s=60) as busy_s:
+        with WaitingPools(held).lend("libero/task", SEEN, rows=2, busy=progress.add_busy) as rows:
+            answer = work.describe_simulator(described, rows, software={})
+            assert answer.statistics is not None
+        assert busy_s() == held.busy_s == 0.0  # a warm-up draws nothing, which takes no device's time
+        with WaitingPools(held).lend("libero/task", SEEN, rows=2, busy=progress.add_busy) as rows:
+            rows.reset({0: 1, 1: 2})
+            rows.step({row: np.full((8, ACTION), 0.1, np.float32) for row in range(2)})
+        assert busy_s() == pytest.approx(held.busy_s) == pytest.approx(TIMES.simulate("libero", 2, 8) / PACE)
 
 
 def test_the_same_seeds_and_actions_give_the_same_episode() -> None:
