@@ -1,4 +1,4 @@
-"""`joynexus datasets push | check | list`: data sets by name."""
+"""`joynexus datasets push | check | list | delete`: data sets by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from joynexus.cli._common import Config, Json, client, human_bytes, print_json, 
 if TYPE_CHECKING:
     from joynexus.wire.front import DatasetInfo
 
-commands = typer.Typer(help="Push and check data sets.", no_args_is_help=True)
+commands = typer.Typer(help="Push, check and delete data sets.", no_args_is_help=True)
 
 
 @commands.command()
@@ -39,6 +39,14 @@ def check(
     with client(config) as connected:
         info = connected.datasets.check(name)
     _show(info, json)
+
+
+@commands.command()
+def delete(name: Annotated[str, typer.Argument(help="Name of the data set.")], config: Config = None) -> None:
+    """Delete a data set of your own that no job needs any more."""
+    with client(config) as connected:
+        connected.datasets.delete(name)
+    typer.echo(f"deleted data set '{name}'")
 
 
 @commands.command("list")

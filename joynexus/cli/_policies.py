@@ -1,4 +1,4 @@
-"""`joynexus policies | load-weights | act | export`: policies and their use."""
+"""`joynexus policies | policies delete | load-weights | act | export`: policies and their use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,34 @@ PolicyName = Annotated[str, typer.Option(help="Name of the policy.")]
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (policies, load_weights, act, export):
+    app.add_typer(commands, name="policies")
+    for command in (load_weights, act, export):
         app.command()(command)
 
 
-def policies(config: Config = None, json: Json = False) -> None:
+commands = typer.Typer(help="List policies (without a command), or delete some.")
+
+
+@commands.command()
+def delete(
+    policy: Annotated[str, typer.Argument(help="Name of the policy.")],
+    version: Annotated[int, typer.Option(min=0, help="Delete this version alone; 0: the policy with all it has.")] = 0,
+    config: Config = None,
+) -> None:
+    """Delete a policy, or one of its versions, that nothing needs any more."""
+    with client(config) as connected:
+        if version:
+            connected.policy(policy).delete_version(version)
+        else:
+            connected.delete_policy(policy)
+    typer.echo(f"deleted {f'version {version} of ' if version else ''}policy '{policy}'")
+
+
+@commands.callback(invoke_without_command=True)
+def policies(context: typer.Context, config: Config = None, json: Json = False) -> None:
     """List policies: what they are, how far, where they live."""
+    if context.invoked_subcommand is not None:
+        return
     with client(config) as connected:
         infos = connected.policies()
     if json:

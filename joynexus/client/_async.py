@@ -71,6 +71,7 @@ class AsyncPolicy(PolicyVerbs["asyncio.Future[OpResult]"]):
     release = awaiting(PolicyVerbs._release)
     act = awaiting(PolicyVerbs._act)
     version = awaiting(PolicyVerbs._version)
+    delete_version = awaiting(PolicyVerbs._delete_version)
     export = awaiting(PolicyVerbs._export)
 
     _turn: Future[None] | None = None
@@ -144,6 +145,7 @@ class AsyncDatasets(DatasetVerbs):
     wait = awaiting(DatasetVerbs._wait)
     get = awaiting(DatasetVerbs._get)
     check = awaiting(DatasetVerbs._check)
+    delete = awaiting(DatasetVerbs._delete)
     list = awaiting(DatasetVerbs._list)
     manifest = awaiting(DatasetVerbs._manifest)
 
@@ -162,6 +164,7 @@ class AsyncClient(ClientVerbs[AsyncPolicy, AsyncJob]):
 
     create_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._create_policy)
     policies = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._policies)
+    delete_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._delete_policy)
     move_policy = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._move_policy)
     drain_worker = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._drain_worker)
     cancel_jobs_of = awaiting(ClientVerbs[AsyncPolicy, AsyncJob]._cancel_jobs_of)

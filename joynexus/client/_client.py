@@ -42,9 +42,11 @@ from joynexus.wire.front import (
     ClusterStatus,
     CreatePolicy,
     DashboardCode,
+    DeletePolicy,
     Done,
     DrainWorker,
     GetJob,
+    GetPolicy,
     GetUsage,
     Hello,
     JobInfo,
@@ -182,6 +184,15 @@ class ClientVerbs(ABC, Generic[PolicyT, JobT]):
         """Describe all policies of the tenant."""
         return (yield from self._ask(ListPolicies(), PolicyList)).policies
 
+    def _delete_policy(self, policy: str) -> Flow[None]:
+        """Delete a policy with its versions and states; what it used stays in `usage`.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`; `CONFLICT` while a loop drives it or a job needs it.
+        """
+        found = yield from self._ask(GetPolicy(policy=policy), PolicyInfo)
+        yield from self._ask(DeletePolicy(policy=found.policy), Done)
+
     def _move_policy(
         self, policy: str, trainer: str, *, tenant: str = "", timeout_s: float = MOVE_S
     ) -> Flow[PolicyInfo]:
@@ -304,6 +315,7 @@ class Client(ClientVerbs[Policy, Job]):
 
     create_policy = blocking(ClientVerbs[Policy, Job]._create_policy)
     policies = blocking(ClientVerbs[Policy, Job]._policies)
+    delete_policy = blocking(ClientVerbs[Policy, Job]._delete_policy)
     move_policy = blocking(ClientVerbs[Policy, Job]._move_policy)
     drain_worker = blocking(ClientVerbs[Policy, Job]._drain_worker)
     cancel_jobs_of = blocking(ClientVerbs[Policy, Job]._cancel_jobs_of)

@@ -18,7 +18,16 @@ from joynexus.client._progress import BytesBar
 from joynexus.datasets import DatasetManifest
 from joynexus.specs import check_name
 from joynexus.wire import ErrorCode, JoyNexusError, failure
-from joynexus.wire.front import DatasetInfo, DatasetList, FileEntry, GetDataset, ListDatasets, PushDataset
+from joynexus.wire.front import (
+    DatasetInfo,
+    DatasetList,
+    DeleteDataset,
+    Done,
+    FileEntry,
+    GetDataset,
+    ListDatasets,
+    PushDataset,
+)
 
 
 class DatasetVerbs:
@@ -94,6 +103,16 @@ class DatasetVerbs:
         """Wait for a data set's check and return what was found; a mounted set is read on its first use."""
         return (yield from self._wait(name))
 
+    def _delete(self, name: str) -> Flow[None]:
+        """Delete a data set of the tenant's own; its files are kept a while, so that pushing it again costs little.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`; `FORBIDDEN` for a mounted one; `CONFLICT` while a job needs it.
+        """
+        found = yield from self._get(name)
+        ask = DeleteDataset(dataset=found.dataset)
+        yield from answered(self._connection.ask(ask, answer_of(Done), patience_s=self._timeout_s))
+
     def _list(self) -> Flow[tuple[DatasetInfo, ...]]:
         """Describe the tenant's data sets and those the operator mounted."""
         asked = self._connection.ask(ListDatasets(), answer_of(DatasetList), patience_s=self._timeout_s)
@@ -120,6 +139,7 @@ class Datasets(DatasetVerbs):
     wait = blocking(DatasetVerbs._wait)
     get = blocking(DatasetVerbs._get)
     check = blocking(DatasetVerbs._check)
+    delete = blocking(DatasetVerbs._delete)
     list = blocking(DatasetVerbs._list)
     manifest = blocking(DatasetVerbs._manifest)
 

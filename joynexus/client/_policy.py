@@ -31,6 +31,8 @@ from joynexus.client._packing import (
 from joynexus.specs import PolicySpec, check_name
 from joynexus.wire import Buffer, Message
 from joynexus.wire.front import (
+    DeleteVersion,
+    Done,
     ForwardBackward,
     GetPolicy,
     GetVersion,
@@ -205,6 +207,16 @@ class PolicyVerbs(ABC, Generic[F]):
         ask = GetVersion(policy=self.name, version=version)
         return (yield from answered(self._connection.ask(ask, answer_of(VersionInfo), patience_s=self._timeout_s)))
 
+    def _delete_version(self, version: int) -> Flow[None]:
+        """Delete a version; its number is not given again.
+
+        Raises:
+            JoyNexusError: `NOT_FOUND`; `CONFLICT` for the newest, and while a job needs it.
+        """
+        found = yield from self._version(version)
+        ask = DeleteVersion(policy=self.name, version=found.version)
+        yield from answered(self._connection.ask(ask, answer_of(Done), patience_s=self._timeout_s))
+
     def _export(
         self, folder: str | Path, version: int = 0, *, progress: _blobs.Progress = lambda _: None
     ) -> Flow[Path]:
@@ -231,6 +243,7 @@ class Policy(PolicyVerbs["Future[OpResult]"]):
     release = blocking(PolicyVerbs._release)
     act = blocking(PolicyVerbs._act)
     version = blocking(PolicyVerbs._version)
+    delete_version = blocking(PolicyVerbs._delete_version)
     export = blocking(PolicyVerbs._export)
 
     def __enter__(self) -> Policy:

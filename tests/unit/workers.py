@@ -181,13 +181,16 @@ class Group:
         return TrainGroup(task=task, attempt=1, slots=tuple(self.openings), items=tuple(self.items))
 
 
-def opening(policy: str, made_of: PolicySpec | None = None, checkpoint: str = "", applied_seq: int = 0) -> OpenSlot:
+def opening(
+    policy: str, made_of: PolicySpec | None = None, checkpoint: str = "", applied_seq: int = 0, life: str = ""
+) -> OpenSlot:
     return OpenSlot(
         tenant=f"of-{policy}",
         policy=policy,
         spec=made_of or spec(),
         checkpoint=checkpoint,
         applied_seq=applied_seq,
+        life=life,
     )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from common.journal.journal import Journal, journal_url
+from common.journal.records import Record
 from joynexus.specs import EvaluateSpec, PipelineSpec
 from joynexus.wire import ErrorCode, Message
 from joynexus.wire.back import TrainGroup
@@ -35,7 +39,7 @@ from services.master.core import MasterCore
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_acting import ACT, STATE
 from tests.unit.master.test_jobs import sft
-from tests.unit.master.world import FakeWorker, World, run
+from tests.unit.master.world import FakeWorker, MemoryJournal, World, run
 
 GONE = DeletePolicy(policy="p")
 
@@ -109,6 +113,30 @@ def test_a_deleted_policy_is_gone_with_its_blobs_and_comes_not_back(cluster: Clu
         assert [record for record in world.journal.load() if getattr(record, "policy", "") == "p" and
                 type(record).__name__ != "UsageRecord"] == []  # fmt: skip
         cluster.restart()
+
+
+def test_a_journal_on_disk_has_nothing_of_it_left_either(cluster: Cluster, tmp_path: Path) -> None:
+    world = cluster.world
+    push(world, "demos")
+    cluster.work()
+    cluster.free()
+    world.upload("f" * 64)
+    journal = Journal(journal_url(tmp_path / "journal.db"))
+    records = [record for record in world.journal.load() if getattr(record, "tenant", "") == "a"]
+    journal.append(records)
+    kept = MemoryJournal.append
+
+    def append(memory: MemoryJournal, more: Iterable[Record]) -> None:
+        journal.append(more := list(more))
+        kept(memory, more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryJournal, "append", append)
+        world.ask(GONE, Done)
+        world.ask(DeleteDataset(dataset="demos"), Done)
+    left = {type(record).__name__ for record in journal.load()}
+    journal.close()
+    assert left <= {"UsageRecord", "BlobRecord", "LifeRecord"}
 
 
 def test_a_deletion_is_told_once_it_is_on_disk_to_all_who_asked(cluster: Cluster) -> None:

@@ -87,6 +87,16 @@ def test_a_fresh_slot_of_a_name_that_was_used_has_nothing_of_the_old_one(bench: 
     assert [done.result.metrics["loss"] for done in bench.done(fresh)] == plain_loop(spec(), [Arrays(7), Arrays(8)])
 
 
+def test_a_policy_that_takes_a_deleted_ones_name_is_another_one_also_if_nobody_closed_the_old_slot(
+    bench: Bench,
+) -> None:
+    first = bench.done(Group(opening("arm", life="1")).train("arm", 1, Arrays(1)).train("arm", 2, Arrays(2)))
+    again = bench.done(Group(opening("arm", life="1")).train("arm", 1, Arrays(1)).train("arm", 2, Arrays(2)))
+    assert [done.result for done in again] == [done.result for done in first], "a restarted master asks again"
+    other = bench.done(Group(opening("arm", life="2")).train("arm", 1, Arrays(7)).train("arm", 2, Arrays(8)))
+    assert [done.result.metrics["loss"] for done in other] == plain_loop(spec(), [Arrays(7), Arrays(8)])
+
+
 @pytest.mark.parametrize("head", ["oft", "groot"])
 def test_a_slot_that_was_paged_out_goes_on_as_if_it_had_stayed(bench: Bench, head: str, tmp_path: Path) -> None:
     sizes = {"width": 16, "heads": 2, "layers": 2} if head == "groot" else {"width": 16, "hidden": 32}
