@@ -1,7 +1,7 @@
 """What went wrong lately, for people to see.
 
 In: log lines. Out: the last warnings and errors, each with the tenant whose work it concerns. Never: so many of one
-tenant's that others' are lost, or a line that a log would not show.
+tenant's that others' are lost, a line that a log would not show, or one to a tenant that was written for operators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from joynexus.wire.back import RecentRow
 _EACH, _ALL = 50, 200
 _MAX_TEXT = 400
 _REASONS = ("why", "reason")
+_TENANTS_TOO = frozenset(
+    {
+        "budget_nearly_used", "checkpoint_failed", "job_ended", "job_parked", "over_budget", "slot_failed",
+        "task_came_to_nothing", "task_failed", "weights_refused",
+    }
+)  # fmt: skip
+"""What tells a tenant of its own work, in words that a failure may have; others may name files of the service."""
 
 
 class Recent:
@@ -32,9 +39,9 @@ class Recent:
         self._rows.setdefault(tenant, deque(maxlen=_EACH)).append(row)
 
     def of(self, tenant: str | None) -> tuple[RecentRow, ...]:
-        """Return a tenant's, or everybody's, oldest first."""
+        """Return what a tenant is told of its own, or everybody's, oldest first."""
         if tenant is not None:
-            return tuple(self._rows.get(tenant, ())) if tenant else ()
+            return tuple(row for row in self._rows.get(tenant, ()) if tenant and row.event in _TENANTS_TOO)
         rows = [row for rows in self._rows.values() for row in rows]
         return tuple(sorted(rows, key=lambda row: row.at)[-_ALL:])
 

@@ -133,7 +133,12 @@ class Serving:
         if policy is None or version is None:
             return  # it was let go of meanwhile
         self._outbox.log(
-            "error", "weights_refused", worker=worker.name, policy=message.policy, reason=message.error.message
+            "error",
+            "weights_refused",
+            tenant=policy.tenant,
+            policy=policy.name,
+            worker=worker.name,
+            reason=message.error.message,
         )
         key = (message.tenant, message.policy, message.version)
         if key not in self._offered:

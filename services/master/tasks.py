@@ -262,7 +262,9 @@ class EnvQueue:
         again = nothing and self._doubts.ask_another(task, worker, self._serving.get(task.need, {}))
         self._meter.worked(worker, FAILED if again else bearer(task.account, error), {"env_s": message.busy_s})
         if again:
-            self._outbox.log("warning", "task_came_to_nothing", task=task.id, need=task.need, worker=worker.name)
+            self._outbox.log(
+                "warning", "task_came_to_nothing", tenant=task.tenant, task=task.id, need=task.need, worker=worker.name
+            )
             self._isolate()
             self._employ(worker)
             return
@@ -275,7 +277,9 @@ class EnvQueue:
         else:
             passes = error.retry_after_ms / 1000  # a full disk, say: then the work is not at fault
             task.faults += not passes
-            self._outbox.log("warning", "task_failed", task=task.id, need=task.need, reason=error.message)
+            self._outbox.log(
+                "warning", "task_failed", tenant=task.tenant, task=task.id, need=task.need, reason=error.message
+            )
             if task.faults < self._config.kills:
                 self._outbox.after(passes or self._config.retry_s, lambda: self._again(task))
             else:

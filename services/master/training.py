@@ -265,7 +265,9 @@ class Training:
         if error is None:
             self._outcomes.checkpointed(policy, message, lambda: self._covered(trainee))
             return
-        self._outbox.log("error", "checkpoint_failed", policy=policy.name, seq=message.seq, reason=error.message)
+        self._outbox.log(
+            "error", "checkpoint_failed", tenant=policy.tenant, policy=policy.name, seq=message.seq, reason=error.message
+        )
         if trainee.target is not None:
             self.moves.give_up(trainee, f"it cannot be checkpointed ({error.message})")
         elif trainee.home is not None:
@@ -290,7 +292,14 @@ class Training:
         policy = trainee.policy
         trainer.close(trainee)
         trainee.faults += 1
-        self._outbox.log("error", "slot_failed", policy=policy.name, reason=error.message, times=trainee.faults)
+        self._outbox.log(
+            "error",
+            "slot_failed",
+            tenant=policy.tenant,
+            policy=policy.name,
+            reason=error.message,
+            times=trainee.faults,
+        )
         if error.category == "user" or trainee.faults >= _SLOT_FAULTS:
             trainee.faults = 0
             for seq in range(policy.applied + 1, policy.journaled + 1):

@@ -112,8 +112,8 @@ def test_a_slot_is_opened_once_per_trainer_life(world: World, lease: str) -> Non
     for seq in range(1, 6):
         steps(world, lease, seq, seq)
         run(trainer)
-    openings = [slot for group in trainer.groups for slot in group.slots]
-    assert openings == [OpenSlot(tenant="a", policy="p", spec=SPEC)]
+    (opening,) = [slot for group in trainer.groups for slot in group.slots]
+    assert opening == OpenSlot(tenant="a", policy="p", spec=SPEC, life=opening.life)
 
 
 def test_a_policy_waits_for_a_trainer_with_its_backbone(world: World) -> None:

@@ -192,6 +192,28 @@ def test_nothing_of_another_tenant_is_in_a_tenants_picture(world: World, dashboa
         assert dashboard.ask(back.ViewJob(session=session, tenant="cnrytenant", job=job)).code is ErrorCode.NOT_FOUND
 
 
+def test_a_tenant_is_told_what_went_wrong_with_its_work_and_not_what_was_written_for_operators(
+    world: World, dashboard: Desk, health: Desk
+) -> None:
+    log = world.core._outbox.log
+    log("error", "manifest_unreadable", tenant="a", reason="No such file: /srv/secret/blob")
+    log("error", "job_ended", tenant="a", job="sft-1", state="failed", reason="the loss is nan")
+    log("info", "job_ended", tenant="a", job="sft-2", state="succeeded")
+    log("warning", "task_failed", tenant="b", task="t", need="metaworld", reason="the simulator hung")
+    mine = look(dashboard, enter(world, dashboard).session).recent
+    assert [(row.level, row.event, row.tenant, row.text) for row in mine] == [
+        ("error", "job_ended", "a", "job sft-1: the loss is nan")
+    ]
+    assert [row.event for row in look(health).recent] == ["manifest_unreadable", "job_ended", "task_failed"]
+
+
+def test_a_tenant_whose_work_fails_again_and_again_hides_nobody_elses(world: World, health: Desk) -> None:
+    world.core._outbox.log("warning", "job_parked", tenant="b", job="rl-1", reason="vetoed")
+    for number in range(1000):
+        world.core._outbox.log("warning", "task_failed", tenant="a", task=f"t{number}", reason="it hung")
+    assert "job_parked" in {row.event for row in look(health).recent}
+
+
 def test_those_who_share_a_group_are_rows_to_each_other_and_names_to_an_operator(
     world: World, dashboard: Desk, health: Desk
 ) -> None:
