@@ -167,13 +167,12 @@ class DockerSupervisor:
 
     def stop(self, name: str) -> None:
         """Have a container finish and end; it is removed then."""
-        if name in self._alive:
-            self._leaving[name] = self._alive[name].id
-            self._due[name] = Action.FINISH
+        self._due[name] = Action.FINISH
 
     def kill(self, name: str) -> None:
         """Start a container's process anew, or end it if it was to leave; tried until the engine has done it."""
-        self._due[name] = Action.END if name in self._leaving else Action.RESTART
+        leaves = name in self._leaving or self._due.get(name) is Action.FINISH
+        self._due[name] = Action.END if leaves else Action.RESTART
 
     def changes(self) -> list[Adopted | Started | Ended | Removed]:
         """Return what happened since the last call."""
@@ -193,9 +192,13 @@ class DockerSupervisor:
         """Do what is due; what the engine is not able to do just now stays due."""
         for name, action in list(self._due.items()):
             container = self._alive.get(name)
+            if container is None and name in self._dead:
+                continue  # the engine is starting it again
             try:
                 if container is not None:
                     self._engine.do(action, container.id)
+                    if action is not Action.RESTART:
+                        self._leaving[name] = container.id
             except PermissionError as error:
                 log.error("container_left_alone", instance=name, why=str(error))
             except APIError as error:

@@ -126,6 +126,22 @@ def test_one_that_does_not_finish_is_ended(engine: FakeEngine, supervisor: Docke
     assert "POST shop-env-2 kill signal=SIGKILL" in engine.asked
 
 
+def test_one_that_just_ended_is_told_to_leave_when_the_engine_has_started_it_again(
+    engine: FakeEngine, supervisor: DockerSupervisor
+) -> None:
+    supervisor.adopt()
+    supervisor.start("env-2")
+    env = container(engine, "env-2")
+    env.status, env.code = "restarting", 1
+    assert [type(event) for event in supervisor.changes()] == [Ended]
+    supervisor.stop("env-2")
+    assert supervisor.changes() == []
+    env.status, env.started = "running", 20
+    assert [type(event) for event in supervisor.changes()] == [Started]
+    assert supervisor.changes() == [Removed(name="env-2")]
+    assert "POST shop-env-2 kill signal=SIGTERM" in engine.asked
+
+
 def test_what_somebody_stopped_or_removed_is_left_to_them(engine: FakeEngine, supervisor: DockerSupervisor) -> None:
     supervisor.adopt()
     container(engine, "env-1").status = "exited"
