@@ -266,7 +266,12 @@ class Training:
             self._outcomes.checkpointed(policy, message, lambda: self._covered(trainee))
             return
         self._outbox.log(
-            "error", "checkpoint_failed", tenant=policy.tenant, policy=policy.name, seq=message.seq, reason=error.message
+            "error",
+            "checkpoint_failed",
+            tenant=policy.tenant,
+            policy=policy.name,
+            seq=message.seq,
+            reason=error.message,
         )
         if trainee.target is not None:
             self.moves.give_up(trainee, f"it cannot be checkpointed ({error.message})")
