@@ -19,7 +19,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from joynexus.unreadable import UNREADABLE
 _CONTENTS = "backup.json"
 _UNFINISHED = b"a restore is under way, or ended before its time: do it again"
 """Stands in `journal.db-wal` meanwhile: a master does not begin a new journal beside one."""
+_MARKER = "journal.db-wal"
 _CHUNK = 1024 * 1024
 
 
@@ -50,6 +51,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: the master's state folder, which has the journal.
+        journal_url: or the journal with a Postgres server.
         blobs: the blob store.
         keys: the folder of keys; None: leave keys out.
     """
@@ -57,6 +59,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     state: Path
     blobs: Path
     keys: Path | None
+    journal_url: str = ""
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +102,7 @@ def make(folder: Path, places: Places, *, live: bool) -> Contents:
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a folder that is to be made")
     work = folder.with_name(f"{folder.name}.partial")
-    with _locked(places.state / "journal.db", live=live):
+    with _locked(places, live=live):
         shutil.rmtree(work, ignore_errors=True)  # of one that was killed
         try:
             work.mkdir(mode=0o700, parents=True)
@@ -126,14 +129,10 @@ def restore(folder: Path, places: Places) -> Contents:
     contents = verify(folder)
     if places.keys is not None and not contents.keys:
         raise ValueError(f"the backup {folder} has no keys: make new ones, with --no-keys")
-    journal = places.state / "journal.db"
-    marker = journal.with_name("journal.db-wal")
-    if journal.exists() or (marker.exists() and marker.read_bytes() != _UNFINISHED):
-        raise ValueError(f"there is a journal in {places.state} already: restore into an empty folder")
-    if places.keys is not None and (places.keys / "registry.json").exists():
-        raise ValueError(f"there are keys in {places.keys} already: with --no-keys they stay")
+    _check_empty(places)
     places.state.mkdir(parents=True, exist_ok=True)
-    with _locked(journal, live=False):
+    with _locked(places, live=bool(places.journal_url)):  # a server is locked by whoever writes to it, at the end
+        marker = places.state / _MARKER
         marker.write_bytes(_UNFINISHED)
         sync_folder(places.state)
         store = BlobStore(places.blobs)
@@ -141,11 +140,7 @@ def restore(folder: Path, places: Places) -> Contents:
             store.put_file(path)
         if places.keys is not None:
             _copy_keys(folder / "keys", places.keys)
-        new = journal.with_name("journal.db.restored")
-        shutil.copyfile(folder / "journal.db", new)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.rename(journal)
+        _put_journal(folder / "journal.db", places)
         marker.unlink()  # in between, no master takes the one for the other's log
         sync_folder(places.state)
     return contents
@@ -182,12 +177,17 @@ def verify(folder: Path) -> Contents:
 
 
 def _fill(work: Path, places: Places) -> Contents:
-    _copy_journal(places.state / "journal.db", work / "journal.db")
+    if places.journal_url:
+        from common.journal.transfer import to_file  # only with a server: its driver may not be installed
+
+        to_file(places.journal_url, work / "journal.db")
+    else:
+        _copy_journal(places.state / "journal.db", work / "journal.db")
     report = check(work)
     if report.damaged:
         raise ValueError(
-            f"the journal in {places.state} is damaged at {len(report.damaged)} places: `joynexus admin journal check "
-            f"{places.state}` names them"
+            f"the journal is damaged at {len(report.damaged)} places: `joynexus admin journal check "
+            f"{places.journal_url or places.state}` names them"
         )
     blobs = nbytes = 0
     there = set()
@@ -217,23 +217,60 @@ def _fill(work: Path, places: Places) -> Contents:
 
 
 @contextmanager
-def _locked(journal: Path, *, live: bool) -> Iterator[None]:
+def _locked(places: Places, *, live: bool) -> Iterator[None]:
     """Keep masters away meanwhile, unless one runs that knows."""
     if live:
         yield
         return
-    try:
-        lock = only_one(journal)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no journal in {journal.parent}") from error
-    except ValueError as error:
-        raise BusyError(str(error)) from error
-    with lock:
+    with ExitStack() as stack:
+        if places.journal_url:
+            from common.journal.transfer import without_master
+
+            if not stack.enter_context(without_master(places.journal_url)):
+                raise BusyError("a master has the journal: end it first")
+        elif not places.state.is_dir():
+            raise ValueError(f"there is no journal in {places.state}")
+        else:
+            try:
+                stack.enter_context(only_one(places.state / "journal.db"))
+            except ValueError as error:
+                raise BusyError(str(error)) from error
         yield
 
 
+def _check_empty(places: Places) -> None:
+    """Refuse to restore beside a cluster; what an unfinished restore left is none."""
+    marker = places.state / _MARKER
+    unfinished = marker.exists() and marker.read_bytes() == _UNFINISHED
+    if places.journal_url:
+        from common.journal.transfer import has_records
+
+        if has_records(places.journal_url):
+            raise ValueError("the server has a journal there already: name an empty database or schema")
+    elif (places.state / "journal.db").exists() or (marker.exists() and not unfinished):
+        raise ValueError(f"there is a journal in {places.state} already: restore into an empty folder")
+    if places.keys is not None and (places.keys / "registry.json").exists() and not unfinished:
+        raise ValueError(f"there are keys in {places.keys} already: with --no-keys they stay")
+
+
+def _put_journal(copy: Path, places: Places) -> None:
+    """Give the journal its place, as a whole."""
+    if places.journal_url:
+        from common.journal.transfer import to_server
+
+        with tempfile.TemporaryDirectory(prefix="journal-") as work:  # it may be brought to today's schema there
+            shutil.copyfile(copy, Path(work) / "journal.db")
+            to_server(Path(work) / "journal.db", places.journal_url)
+        return
+    new = places.state / "journal.db.restored"
+    shutil.copyfile(copy, new)
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
+    new.rename(places.state / "journal.db")
+
+
 def _copy_journal(source: Path, target: Path) -> None:
-    """Copy a journal as it is at one moment, whoever writes to it."""
+    """Copy a journal's file as it is at one moment, whoever writes to it."""
     if not source.is_file():
         raise ValueError(f"there is no journal in {source.parent}")
     try:

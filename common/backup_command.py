@@ -24,9 +24,10 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--blobs", type=Path, required=True)
     parser.add_argument("--keys", type=Path)
+    parser.add_argument("--journal-url", default="")
     parser.add_argument("--live", action="store_true")
     told = parser.parse_args()
-    places = Places(state=told.state, blobs=told.blobs, keys=told.keys)
+    places = Places(state=told.state, blobs=told.blobs, keys=told.keys, journal_url=told.journal_url)
     try:
         if told.verb == "restore":
             contents = restore(told.folder, places)

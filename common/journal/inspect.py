@@ -30,7 +30,7 @@ def inspect(url: str) -> Report:
     try:
         with engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            _check_schema(connection, name_of(where))
+            check_schema(connection, name_of(where))
             tables: list[tuple[type[r.Base], sa.Table]] = [(kind, shelf.table) for kind, shelf in SHELVES.items()]
             tables.append((r.OpRecord, ops))
             for kind, table in tables:
@@ -42,7 +42,8 @@ def inspect(url: str) -> Report:
     return Report(damaged=tuple(damaged), besides=(), kept=kept)
 
 
-def _check_schema(connection: sa.Connection, name: str) -> None:
+def check_schema(connection: sa.Connection, name: str) -> None:
+    """Raise ValueError if the server has no journal, or none of today's schema."""
     if not sa.inspect(connection).has_table("alembic_version"):
         raise ValueError(f"there is no journal in {name}")
     found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()

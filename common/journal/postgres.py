@@ -62,7 +62,7 @@ class PostgresBackend:
         self._not_before = 0.0
         try:
             self._writer = writer_now = self._connect()
-            if not _lock(writer_now):
+            if not lock(writer_now):
                 raise ValueError(f"another process has the journal {self._name}: end it first (a master?)")
             self._make_tables(writer_now)
             migrate(self.engine)
@@ -156,7 +156,7 @@ class PostgresBackend:
         connection = None
         try:
             connection = self._connect()
-            if not _lock(connection):  # the server has not noticed yet that the connection before is lost
+            if not lock(connection):  # the server has not noticed yet that the connection before is lost
                 end = sa.text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE application_name = :name AND pid <> pg_backend_pid()"
@@ -259,7 +259,8 @@ def checked(url: str) -> sa.URL:
     return where.set(drivername="postgresql+psycopg")
 
 
-def _lock(connection: sa.Connection) -> bool:
+def lock(connection: sa.Connection) -> bool:
+    """Take the journal's lock for this connection; false if another one has it."""
     locked = connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one()
     connection.commit()
     return bool(locked)

@@ -32,6 +32,10 @@ MasterDir = Annotated[
     Path | None, typer.Option("--master-dir", help="The master's state, with journal.db; otherwise `state` there.")
 ]
 
+JournalUrl = Annotated[
+    str, typer.Option("--journal-url", envvar="JOYNEXUS_JOURNAL_URL", help="The journal, if it is in Postgres.")
+]
+
 
 def backup(
     folder: Annotated[Path, typer.Argument(help="Folder that is to be made.")],
@@ -41,12 +45,13 @@ def backup(
     keys_dir: KeysDir = None,
     blobs_dir: BlobsDir = None,
     master_dir: MasterDir = None,
+    journal_url: JournalUrl = "",
 ) -> None:
     """Copy journal, blobs and keys, while the cluster runs or not. Asked with an operator's key, if it runs.
 
     Exit code 0: all is there; 1: it was made, but blobs had been lost before, which are named; 2: it was not made.
     """
-    places = _places(state_dir, None if no_keys else keys_dir or state_dir / "keys", blobs_dir, master_dir)
+    places = _places(state_dir, None if no_keys else keys_dir or state_dir / "keys", blobs_dir, master_dir, journal_url)
     code = _run("make", folder, *places)
     if code == BUSY:
         with client(config) as connected, _blobs_stay(connected):
@@ -61,15 +66,19 @@ def restore(
     keys_dir: KeysDir = None,
     blobs_dir: BlobsDir = None,
     master_dir: MasterDir = None,
+    journal_url: JournalUrl = "",
 ) -> None:
     """Fill a new cluster's folder from a backup, which is read and checked first; then start it."""
-    places = _places(state_dir, None if no_keys else keys_dir or state_dir / "keys", blobs_dir, master_dir)
+    places = _places(state_dir, None if no_keys else keys_dir or state_dir / "keys", blobs_dir, master_dir, journal_url)
     raise typer.Exit(_run("restore", folder, *places))
 
 
-def _places(state_dir: Path, keys: Path | None, blobs_dir: Path | None, master_dir: Path | None) -> list[str]:
+def _places(
+    state_dir: Path, keys: Path | None, blobs_dir: Path | None, master_dir: Path | None, journal_url: str
+) -> list[str]:
     places = {"--state": master_dir or state_dir / "state", "--blobs": blobs_dir or state_dir / "blobs", "--keys": keys}
-    return [word for name, path in places.items() if path for word in (name, str(path.absolute()))]
+    words = [word for name, path in places.items() if path for word in (name, str(path.absolute()))]
+    return [*words, *(("--journal-url", journal_url) if journal_url else ())]
 
 
 @contextmanager

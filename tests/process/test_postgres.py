@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from common.backup import BusyError, Places, make, restore
+from common.blobs import BlobStore
 from common.journal import postgres as backend
 from common.journal.errors import JournalDamagedError, JournalError, JournalTakenError
-from common.journal.journal import Journal
+from common.journal.journal import Journal, journal_url
 from common.journal.opening import NEWEST_SCHEMA
 from common.journal.records import BlobRecord, Record
 from common.journal.tables import metadata
@@ -25,6 +28,7 @@ from joynexus.wire.front import CreatePolicy, GetPolicy, PolicyInfo
 from tests.postgres import Server, server
 from tests.process.master_process import MasterProcess, short_folder
 from tests.process.test_master import SPEC
+from tests.unit.common.test_journal import done, op
 
 PATIENCE_S = 60.0
 
@@ -331,3 +335,24 @@ def test_master_goes_on_with_what_it_acknowledged_when_the_server_is_killed_and_
         answer = peer.ask(GetPolicy(policy="meanwhile")).message
         assert isinstance(answer, Failure)
         assert answer.code is ErrorCode.NOT_FOUND
+
+
+def test_backup_of_a_journal_in_postgres_is_restored_to_a_server_or_a_file(postgres: Server, tmp_path: Path) -> None:
+    first = Places(state=tmp_path / "state", blobs=tmp_path / "blobs", keys=None, journal_url=postgres.new_schema())
+    data = BlobStore(first.blobs).put_bytes(b"an upload")
+    records = [BlobRecord(tenant="a", digest=data, nbytes=9), op(1, b"samples"), done(1)]
+    with closing(Journal(first.journal_url)) as journal:
+        journal.append(records)
+        with pytest.raises(BusyError, match="a master has the journal"):
+            make(tmp_path / "copy", first, live=False)
+        assert make(tmp_path / "copy", first, live=True).records == 3
+    assert make(tmp_path / "second", first, live=False).records == 3
+    second = Places(state=tmp_path / "2", blobs=tmp_path / "2b", keys=None, journal_url=postgres.new_schema())
+    third = Places(state=tmp_path / "3", blobs=tmp_path / "3b", keys=None)
+    for places, url in ((second, second.journal_url), (third, journal_url(tmp_path / "3" / "journal.db"))):
+        assert restore(tmp_path / "copy", places).missing == ()
+        with closing(Journal(url)) as journal:
+            assert journal.payload("a", "p", 1) == b"samples"
+            assert [type(record) for record in journal.load()] == [type(record) for record in records]
+    with pytest.raises(ValueError, match="has a journal there already: name an empty database or schema"):
+        restore(tmp_path / "copy", second)
