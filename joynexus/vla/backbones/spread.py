@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -161,6 +161,18 @@ class RankLink:
         return data
 
 
+class _Room(NamedTuple):
+    """Where a follower's features are put: hidden states [layers, tokens, width] and kinds of tokens.
+
+    Attributes:
+        lengths: tokens of each sample.
+    """
+
+    lengths: tuple[int, ...]
+    hidden: Tensor
+    kinds: Tensor
+
+
 class SpreadBackbone(Backbone):
     """A backbone whose groups are shared out among its own device and those of followers.
 
@@ -228,23 +240,29 @@ class SpreadBackbone(Backbone):
         return [observations] if observations else []  # each device cuts its own part
 
     def _forward(self, observations: Sequence[Observation], layers: tuple[int, ...]) -> list[VLAFeature]:
+        lengths = [self.tokens(observation) for observation in observations]
         count = min(len(self._links) + 1, len(observations))
-        ends = accumulate(even_parts([self.tokens(observation) for observation in observations], count))
-        own, *far = [observations[start:end] for start, end in pairwise((0, *ends))]
-        asked = list(zip(self._links, far, strict=False))
-        for link, part in asked:
-            tell_part(link, part, layers, self.group_exactly)
+        ends = accumulate(even_parts(lengths, count))
+        own, *far = [slice(start, end) for start, end in pairwise((0, *ends))]
+        # What may fail for want of memory is made first: who was asked must be heard out, or it would be out of step.
+        asked = [
+            (link, pack(observations[part], layers, self.group_exactly), self._room(lengths[part], layers))
+            for link, part in zip(self._links, far, strict=False)
+        ]
+        for link, (part, pictures), _ in asked:
+            link.tell(part)
+            link.send(pictures)
         features, failure = list[VLAFeature](), None
         self._own.group_exactly = self.group_exactly
         try:
-            features = self._own.forward(own, layers)
+            features = self._own.forward(observations[own], layers)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # those who were asked answer all the same
             failure = error
-        for link, part in asked:
+        for link, _, room in asked:
             try:
-                features += self._taken(link, len(part), layers)
+                features += self._taken(link, room, layers)
             except DeviceLost:
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -253,27 +271,28 @@ class SpreadBackbone(Backbone):
             raise failure
         return features
 
-    def _taken(self, link: Link, count: int, layers: tuple[int, ...]) -> list[VLAFeature]:
+    def _room(self, lengths: Sequence[int], layers: tuple[int, ...]) -> _Room:
+        hidden = torch.empty((len(layers), sum(lengths), self.hidden_size), dtype=self.dtype, device=self.device)
+        return _Room(tuple(lengths), hidden, torch.empty(sum(lengths), dtype=torch.uint8, device=self.device))
+
+    def _taken(self, link: Link, room: _Room, layers: tuple[int, ...]) -> list[VLAFeature]:
         """Take a follower's features; RuntimeError or MemoryError if its forward failed."""
         made = _heard(link, Made)
         self._far_busy_s += made.busy_s
         self._add_busy(made.busy_s)
         if made.error:
             raise (MemoryError if made.shortage else RuntimeError)(made.error)
-        if len(made.lengths) != count:
-            raise DeviceLost(f"a follower made {len(made.lengths)} features of {count} samples")
-        tokens = sum(made.lengths)
-        hidden = torch.empty((len(layers), tokens, self.hidden_size), dtype=self.dtype, device=self.device)
-        kinds = torch.empty(tokens, dtype=torch.uint8, device=self.device)
-        link.receive(hidden)
-        link.receive(kinds)
+        if made.lengths != room.lengths:
+            raise DeviceLost(f"a follower made features of {made.lengths} tokens of samples that have {room.lengths}")
+        link.receive(room.hidden)
+        link.receive(room.kinds)
         return [
             VLAFeature(
-                layers={layer: hidden[number, start:end].clone() for number, layer in enumerate(layers)},
-                token_type=kinds[start:end].clone(),
+                layers={layer: room.hidden[number, start:end].clone() for number, layer in enumerate(layers)},
+                token_type=room.kinds[start:end].clone(),
                 backbone=self.digest,
             )
-            for start, end in pairwise((0, *accumulate(made.lengths)))
+            for start, end in pairwise((0, *accumulate(room.lengths)))
         ]
 
 
@@ -282,17 +301,16 @@ def hello(backbone: Backbone) -> Hello:
     return Hello(backbone.digest, backbone.batch_key(), numerics_class(backbone.device, backbone.dtype))
 
 
-def tell_part(link: Link, part: Sequence[Observation], layers: tuple[int, ...], group_exactly: bool) -> None:
-    """Give a follower its rows."""
+def pack(part: Sequence[Observation], layers: tuple[int, ...], group_exactly: bool) -> tuple[Part, Tensor]:
+    """Make of rows what a follower is told, and the bytes that it is sent."""
     sizes = tuple(tuple((image.shape[0], image.shape[1]) for image in row.images) for row in part)
-    link.tell(Part(tuple(row.instruction for row in part), sizes, layers, group_exactly))
     pictures = [np.ascontiguousarray(image).reshape(-1) for row in part for image in row.images]
-    if pictures:
-        link.send(torch.from_numpy(np.concatenate(pictures)))
+    told = Part(tuple(row.instruction for row in part), sizes, layers, group_exactly)
+    return told, torch.from_numpy(np.concatenate(pictures)) if pictures else torch.empty(0, dtype=torch.uint8)
 
 
 def take_part(link: Link, part: Part) -> list[Observation]:
-    """Take the rows that `tell_part` gave."""
+    """Take the rows of which `pack` made this part."""
     total = sum(3 * height * width for row in part.sizes for height, width in row)
     pictures = torch.empty(total, dtype=torch.uint8)
     link.receive(pictures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -78,6 +79,16 @@ def test_a_leader_whose_own_part_fails_hears_the_others_out_first() -> None:
     assert not script.lines
 
 
+def test_a_leader_without_room_for_the_others_features_asks_nobody_and_stays_in_step() -> None:
+    backbone, (script,) = spread(Made((3,), 0.0))
+    backbone.hidden_size, narrow = 1 << 55, backbone.hidden_size
+    with pytest.raises(RuntimeError, match=r"memory|size"):
+        backbone.forward(rows(2))
+    assert not script.told
+    backbone.hidden_size = narrow
+    assert len(backbone.forward(rows(2))) == 2
+
+
 def test_whether_groups_keep_bits_is_the_leaders_word() -> None:
     backbone, (script,) = spread(Calibrated("all the same"), Made((3,), 0.0))
     backbone.group_exactly = False
@@ -91,8 +102,9 @@ def test_whether_groups_keep_bits_is_the_leaders_word() -> None:
 def test_a_follower_that_says_something_else_is_lost() -> None:
     for line, sentence in (
         (Calibrated("not now"), "said Calibrated where Made was due"),
-        (Made((3, 3), 0.0), "made 2 features of 1 samples"),
+        (Made((3, 3), 0.0), "features of (3, 3) tokens of samples that have (3,)"),
+        (Made((4,), 0.0), "features of (4,) tokens of samples that have (3,)"),
     ):
         backbone, _ = spread(line)
-        with pytest.raises(DeviceLost, match=sentence):
+        with pytest.raises(DeviceLost, match=re.escape(sentence)):
             backbone.forward(rows(2))
