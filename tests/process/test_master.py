@@ -19,11 +19,12 @@ from joynexus.client import _client
 from joynexus.contract import Contract
 from joynexus.specs import PolicySpec
 from joynexus.tenants import TenantLimitsFile
-from joynexus.wire import ArrayPacker, ErrorCode, Failure, JoyNexusError, Message, Packet, encode
+from joynexus.wire import Array, ArrayPacker, ErrorCode, Failure, JoyNexusError, Message, Packet, encode
 from joynexus.wire.back import Beat, BeatAck, Register, Registered
 from joynexus.wire.front import (
     Accepted,
     AcquireLease,
+    Act,
     BlobBegin,
     BlobChunk,
     BlobData,
@@ -43,9 +44,11 @@ from joynexus.wire.front import (
     Pong,
     Samples,
     Status,
+    UsageReport,
     Welcome,
 )
 from tests.process.master_process import MasterProcess, Peer
+from tests.waiting import until
 
 SPEC = PolicySpec(
     backbone="stub", normalization="none", chunk=2, contract=Contract(robot="r", cameras=(), state_dim=3, action_dim=2)
@@ -424,3 +427,33 @@ def test_limits_take_effect_while_the_master_runs_and_a_damaged_file_changes_not
         assert hello(blue).max_inflight_ops == 3
         path.unlink()
         until(lambda: hello(blue).max_inflight_ops == default)
+
+
+def test_prices_and_budgets_take_effect_while_the_master_runs_and_a_damaged_list_changes_nothing(
+    master: MasterProcess,
+) -> None:
+    keys, said = master.folder / "keys", master.folder / "master.log"
+
+    def prices(peer: Peer) -> dict[str, str]:
+        report = peer.ask(GetUsage()).message
+        assert isinstance(report, UsageReport)
+        return report.prices
+
+    def refused(peer: Peer) -> ErrorCode:
+        state = Array(dtype="<f4", shape=(1, 2), frame=0)
+        act = Act(policy="p", instructions=("go",), state=state, images=())
+        return failed(peer.ask(act, (bytes(8),))).code
+
+    with master.tenant("key", tenant="blue") as blue:
+        assert prices(blue) == {}
+        (keys / "prices.toml").write_text('currency = "EUR"\ntrainer_s = 0.1\n')
+        until(lambda: prices(blue).get("trainer_s") == "0.1")
+        TenantLimitsFile(keys / "limits.json").change("blue", {"budget": 0.0})
+        until(lambda: refused(blue) is ErrorCode.OVER_BUDGET)
+        (keys / "prices.toml").write_text("trainer_s = 0.1\n")
+        until(lambda: b"prices_unreadable" in said.read_bytes())
+        assert prices(blue)["currency"] == "EUR"
+        assert refused(blue) is ErrorCode.OVER_BUDGET
+        (keys / "prices.toml").unlink()
+        until(lambda: refused(blue) is ErrorCode.NOT_FOUND)  # it has no policy p
+        assert b"over_budget" in said.read_bytes()
