@@ -95,7 +95,7 @@ def _up(cluster: LocalCluster, options: Options, say: Callable[[str], None]) -> 
         addresses = free_addresses(cluster.keys)
         make_keys(cluster, addresses)
         cluster.save_plan(make_plan(cluster, addresses, options, root))
-        cluster.save_scale(limits)
+    cluster.save_scale({**(cluster.load_scale() if orphans else {}), **limits})
     cluster.health_file.unlink(missing_ok=True)
     health = start_health(cluster, root, options.log_level)
     try:
