@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from joynexus import launch
 from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
 from services.health.core import Ended
 from services.health.supervisor import LocalSupervisor
@@ -207,3 +208,11 @@ def test_a_role_may_be_run_by_another_module_than_its_own(cluster: LocalCluster,
     supervisor.start("dashboard")
     until(lambda: "here" in cluster.log_file("dashboard").read_text())
     until(supervisor.changes)
+
+
+@pytest.mark.parametrize(("words", "said"), [("envy=2", "no 'envy' that could be scaled"), ("env=0", "at least 1")])
+def test_up_that_is_to_scale_what_cannot_be_starts_nothing(tmp_path: Path, words: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        launch.up(tmp_path, launch.Options(scale=words))
+    assert LocalCluster(tmp_path).all_running() == {}
+    assert not LocalCluster(tmp_path).plan_file.exists()
