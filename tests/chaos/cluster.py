@@ -20,7 +20,7 @@ from joynexus.local import InstanceHealth, LocalCluster
 from tests.process.clusters import running
 from tests.waiting import until
 
-BACKBONE = "tiny-qwen3vl"
+BACKBONE = "lite@64"  # loads in a second, which counts where roles are killed again and again
 
 
 class Points:

@@ -68,7 +68,7 @@ from tests.wire.samples import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_environment" / "point_mass.py"
-BACKBONE = "tiny-qwen3vl"
+BACKBONE = "lite@64"  # loads in a second, which counts where roles are killed
 WORD = "cnry"
 """Part of every word of the first tenant."""
 TENANT, SFT, RL, LOOP, OWN = (f"{WORD}{what}" for what in ("tenant", "sft", "rl", "loop", "own"))

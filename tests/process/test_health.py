@@ -30,6 +30,15 @@ SLEEPER = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sy
 BROKEN = "raise SystemExit('the env service cannot start: there is no such renderer')\n"
 
 
+IMPATIENT = """
+from services.health import __main__, core
+
+core.LOOP_PAUSE_S = 1.0
+__main__.main()
+"""
+"""Health that tries what is in a crash loop again after a second."""
+
+
 class Cluster:
     """A folder with sleeping roles, a fake master that knows whoever runs, and health processes."""
 
@@ -56,8 +65,8 @@ class Cluster:
             init.touch()
         (package / "__main__.py").write_text(text)
 
-    def start_health(self) -> subprocess.Popen[bytes]:
-        """Start another health process."""
+    def start_health(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start another health process; `words` are what Python is told to run, if not health as it is."""
         environment = {
             **os.environ,
             "JOYNEXUS_CLUSTER_DIR": str(self.local.folder),
@@ -66,8 +75,8 @@ class Cluster:
         }
         with self.local.log_file("health").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.health"], cwd=ROOT, env=environment, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL,
+                [sys.executable, *(words or ("-m", "services.health"))], cwd=ROOT, env=environment, stdout=log,
+                stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         self.processes.append(process)
         return process
@@ -233,7 +242,10 @@ def test_role_that_cannot_start_is_a_crash_loop_with_its_own_reason(cluster: Clu
     assert cluster.report()["trainer"].state == "running"
 
 
-def test_up_that_cannot_complete_a_running_cluster_leaves_it_running_and_says_what_is_missing(cluster: Cluster) -> None:
+def test_up_that_cannot_complete_a_running_cluster_leaves_it_running_and_says_what_is_missing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "start_health", lambda *_: cluster.start_health("-c", IMPATIENT))
     health = cluster.start_health()
     cluster.until(cluster.running)
     health.kill()

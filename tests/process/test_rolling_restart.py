@@ -14,16 +14,18 @@ from joynexus import Client, SftPolicy, launch, rolling
 from joynexus.local import LocalCluster
 from services.env.datasets.writer import LeRobotWriter
 from tests.process.clusters import running
-from tests.process.test_cluster import BACKBONE, CONTRACT, observation
+from tests.process.test_cluster import CONTRACT, observation
 from tests.waiting import until
 
+BACKBONE = "lite@64"  # loads in a second; that any will do is not what is tested here
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each role starts once more, on a busy host in minutes
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("rolling")
-    with running(folder, launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=300)) as cluster:
+    options = launch.Options(backbone=BACKBONE, simulator_processes=1, timeout_s=300)
+    with running(folder, options) as cluster:
         yield cluster
 
 
