@@ -399,7 +399,7 @@ def make_core(
     return MasterCore(
         config,
         new_id=lambda: f"{prefix}{next(numbers):016x}",
-        new_secret=secrets.token_urlsafe,
+        new_secret=lambda: secrets.token_hex(16),
         sources=sources,
         now=now,
         counts=counts,

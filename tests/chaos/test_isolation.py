@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from joynexus.wire import Buffer, ErrorCode, Failure, Message
-from joynexus.wire.back import Beat, Leaving, Register
+from joynexus.wire.back import Beat, Gone, Leaving, Register
 from joynexus.wire.front import AcquireLease, CreatePolicy, GetJob, GetPolicy, Lease, ListPolicies, PolicyInfo
 from joynexus.wire.messages import FRONT_REQUESTS
 from tests.chaos.verdict import Verdict
@@ -71,10 +71,10 @@ def staff(master: MasterProcess) -> None:
         with master.worker(role) as worker:
             ask(worker, Register(role=role, incarnation=f"life-of-{role}", pid=7, **fields))  # type: ignore[arg-type]
             ask(worker, Beat(progress=2, phase="idle", busy_s=0.5, detail={"device": "cpu"}))
-            if role != "health":
+            if role not in ("health", "dashboard"):
                 ask(worker, Leaving())
-            if role == "trainer":
                 ask(worker, Beat(progress=2, phase="idle", busy_s=0.5))
+                ask(worker, Gone())
 
 
 def attack(master: MasterProcess, lease: str) -> list[tuple[str, str]]:

@@ -21,20 +21,28 @@ from joynexus.specs import EvaluateSpec, PolicySpec
 from joynexus.wire import ArrayPacker, Message, limits
 from joynexus.wire.back import (
     Beat,
+    CloseSession,
     DatasetPrepared,
+    Decision,
+    Gone,
     IndicesDrawn,
+    InstanceRow,
     Leaving,
     PredictDone,
     Predicted,
     PredictGroup,
     PrepareDataset,
+    RedeemCode,
     Register,
     Rollout,
     RolloutDone,
     SampleIndices,
+    Supervised,
     TrainDone,
     TrainGroup,
     TrainItem,
+    ViewCluster,
+    ViewJob,
     WeightsApplied,
     WeightsOffer,
 )
@@ -60,6 +68,7 @@ from joynexus.wire.front import (
     ListJobs,
     ListPolicies,
     LoadState,
+    OpenDashboard,
     OpResult,
     OptimStep,
     Ping,
@@ -85,6 +94,7 @@ WORKERS: dict[str, dict[str, Any]] = {
     "inference": {"credit": {"predict": 1}, "backbone": "b" * 32, "backbone_name": "lite", "batch_key": "k"},
     "env": {"credit": {"simulator": 1, "data": 1}, "serves": ("metaworld", "datasets", "sampler")},
     "health": {"credit": {}},
+    "dashboard": {"credit": {}, "detail": {"url": "http://127.0.0.1:5714"}},
 }
 STATE, SOURCE, EPISODE = b"a state, and a version, to be sure", b"a file of a data set", b"an episode"
 
@@ -117,8 +127,8 @@ class Conversation:
         for role, fields in WORKERS.items():
             self._all[role].ask(Register(role=cast(Any, role), incarnation=f"life-of-{role}", pid=7, **fields))
             self._all[role].ask(Beat(progress=1, phase="idle", busy_s=0.5, detail={"device": "cpu"}))
-        self._all["health"].ask(Status())
         client = self.client
+        self._watch()
         client.ask(Hello(protocol_min=1, protocol_max=limits.PROTOCOL, client="recorded"))
         client.ask(Ping())
         client.ask(CreatePolicy(policy="p", spec=SPEC))
@@ -129,12 +139,31 @@ class Conversation:
         self._dataset()
         self._sft()
         self._evaluation()
+        self._look()
         offer = {"name": "mine", "incarnation": "life-of-host", "credit": 1, "contract": CONTRACT, "instruction": "go"}
         client.ask(OfferEnvironment(**offer))
         client.ask(WithdrawEnvironment(incarnation="life-of-host"))
         for question in (Status(), GetUsage(), ListPolicies(), ListJobs(), ListDatasets(), GetPolicy(policy="none")):
             client.ask(question)
         self._leave()
+
+    def _watch(self) -> None:
+        """Health looks at the whole, and tells what it knows."""
+        health = self._all["health"]
+        health.ask(Status())
+        env = InstanceRow(name="env", instance="host/env", role="env", state="running", restarts=1, reason="it ended")
+        decision = Decision(at=1.0, group="env", before=1, after=2, reason="much waits")
+        health.ask(Supervised(instances=(env,), decisions=(decision,), desired={"env": 2}))
+        health.ask(ViewCluster())
+
+    def _look(self) -> None:
+        """Somebody comes to the dashboard, looks, and goes."""
+        dashboard, client = self._all["dashboard"], self.client
+        session = dashboard.ask(RedeemCode(code=client.ask(OpenDashboard()).code)).session
+        dashboard.ask(ViewCluster(session=session))
+        dashboard.ask(ViewJob(session=session, tenant="acme", job="sft-1"))
+        dashboard.ask(CloseSession(session=session))
+        dashboard.ask(ViewCluster(session=session))
 
     def _loop(self, lease: str) -> None:
         packer = ArrayPacker()
@@ -170,6 +199,8 @@ class Conversation:
         for speaker in (self.inference, self.env):
             speaker.ask(Leaving())
         self.trainer.ask(Beat(progress=2, phase="idle", busy_s=0.5))
+        for speaker in (self.trainer, self.inference, self.env):
+            speaker.ask(Gone())
 
     def _train(self) -> None:
         """Have the trainer do its next group."""
