@@ -134,8 +134,9 @@ class Test:
         entry = operator.open_dashboard()
         cookies = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
         browser = urllib.request.build_opener(cookies)
-        page = browser.open(f"{entry.url.rstrip('/')}/login?code={entry.code}", timeout=60).read().decode()
-        assert "trainer-1" in page, page[:500]
+        home = entry.url.rstrip("/")
+        browser.open(f"{home}/login?code={entry.code}", timeout=60).close()
+        until(lambda: "trainer-1" in browser.open(f"{home}/", timeout=60).read().decode())
         self.log("the operator's key opens the dashboard, which shows the roles")
 
     def scale(self, tenant: Client, operator: Client, calm: Numbers) -> None:
