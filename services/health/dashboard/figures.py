@@ -42,6 +42,14 @@ def amount(number: float) -> str:
     return f"{number:.4g}"
 
 
+def rate(per_second: float, what: str) -> str:
+    """Return how often something happens, by the unit of time in which it happens at least once: `31 updates/h`."""
+    for seconds, unit in ((1, "s"), (60, "min")):
+        if per_second * seconds >= 1:
+            return f"{per_second * seconds:.3g} {what}/{unit}"
+    return f"{per_second * 3600:.3g} {what}/h"
+
+
 def percent(share: float) -> str:
     """Return a share of 1 in percent; what is neither nothing nor all is not rounded to it."""
     if not math.isfinite(share):

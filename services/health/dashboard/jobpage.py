@@ -48,7 +48,7 @@ def facts(view: ClusterView, picture: JobPicture) -> tuple[tuple[str, str], ...]
         ("Tenant", picture.tenant),
         ("Kind", kind(info)),
         ("Time", figures.duration(info.seconds)),
-        ("Rate", f"{figures.amount(found.rate)} {unit(kind(info))}/s" if found and found.rate else ""),
+        ("Rate", figures.rate(found.rate, unit(kind(info))) if found and found.rate else ""),
         ("Left, about", figures.duration(found.eta_s) if found and found.eta_s else ""),
         ("Data set", spec.dataset if isinstance(spec, SftSpec | EvaluateDatasetSpec) else ""),
         ("Simulator task", spec.env if isinstance(spec, RlSpec) else ""),

@@ -6,7 +6,7 @@ the picture.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -122,12 +122,35 @@ def shares(parts: Sequence[tuple[str, float, str]], whole: float = 0.0) -> tuple
 KINDS_OF_USE = tuple(Share(name, "", 0.0, 0.0, color) for color, name in enumerate(("training", "inference", "env")))
 
 
-def members(group: GroupRow) -> tuple[Share, ...]:
-    """Return who shares a group, by rows; who is somebody else's comes as one part."""
-    own = [(f"{tenant} / {policy}" if policy else tenant, rows) for tenant, policy, rows in group.members if tenant]
-    others = sum(rows for tenant, _, rows in group.members if not tenant)
-    parts = [*own, *([("others", others)] if others else [])]
-    return shares([(name, rows, figures.plural(rows, "row")) for name, rows in parts])
+@dataclass(frozen=True)
+class AtWork:
+    """What a worker has at hand of one kind: who shares it by rows, in how many pieces, and since when."""
+
+    worker: str
+    kind: str
+    pieces: int
+    since_s: float
+    members: tuple[Share, ...]
+
+
+def at_work(groups: Sequence[GroupRow]) -> tuple[AtWork, ...]:
+    """Return what each worker has at hand; what is somebody else's comes as one part, the last."""
+    by_worker: defaultdict[tuple[str, str], list[GroupRow]] = defaultdict(list)
+    for group in groups:
+        by_worker[group.worker, group.kind].append(group)
+    found: list[AtWork] = []
+    for (worker, kind), pieces in by_worker.items():
+        rows: Counter[str] = Counter()
+        others = 0
+        for tenant, policy, number in (member for piece in pieces for member in piece.members):
+            if tenant:
+                rows[f"{tenant} / {policy}" if policy else tenant] += number
+            else:
+                others += number
+        parts = [*sorted(rows.items()), *([("others", others)] if others else [])]
+        members = shares([(name, number, figures.plural(number, "row")) for name, number in parts])
+        found.append(AtWork(worker, kind, len(pieces), max(piece.since_s for piece in pieces), members))
+    return tuple(found)
 
 
 def device_time(use: UseRow, most: float) -> tuple[Share, ...]:

@@ -33,6 +33,14 @@ def test_share_is_not_rounded_to_nothing_or_all() -> None:
     ]
 
 
+def test_rate_is_told_by_a_unit_in_which_something_happens() -> None:
+    assert [figures.rate(each, "steps") for each in (11.51, 0.5, 0.008623)] == [
+        "11.5 steps/s",
+        "30 steps/min",
+        "31 steps/h",
+    ]
+
+
 def test_numbers_are_short_and_times_say_their_zone() -> None:
     assert figures.amount(0.04606123) == "0.04606"
     assert figures.amount(1e-7) == "1.00e-07"
