@@ -284,11 +284,13 @@ def like(sibling: Answer, number: int) -> Answer:
     config["Labels"] = {**_labels(sibling), NUMBER: str(number)}
     service = config["Labels"][SERVICE]
     networks = sibling["NetworkSettings"]["Networks"]
-    aliases = {"Aliases": [_name(sibling, number), service]}
+    names = {"Aliases": [_name(sibling, number), service]}
     return {
         **config,
         "HostConfig": sibling["HostConfig"],
-        "NetworkingConfig": {"EndpointsConfig": dict.fromkeys(networks, aliases)},
+        "NetworkingConfig": {
+            "EndpointsConfig": {network: names if its.get("Aliases") else {} for network, its in networks.items()}
+        },
     }
 
 
