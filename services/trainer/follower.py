@@ -1,8 +1,7 @@
-"""`python -m services.trainer.follower RANK MEETING STREAM`: one further device of a trainer, which starts it.
+"""`python -m services.trainer.follower RANK MEETING STREAM TRAINER`: one further device of a trainer, which starts it.
 
-In: the trainer's environment, its number, where the ranks meet, an open socket to the trainer. Out: what
-`joynexus.vla.backbones.spread_worker` does. Never: a life beyond the trainer's, or a signal taken that is meant for it:
-the trainer finishes what it has, and needs this device for it.
+In: the trainer's environment, its number, the open file in which the ranks meet, an open socket to the trainer, the
+trainer's process id. Out: what `joynexus.vla.backbones.spread_worker` does. Never: a life beyond the trainer's.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import BinaryIO, cast
 
 from common import telemetry
@@ -25,10 +23,11 @@ _PR_SET_PDEATHSIG = 1  # Linux: a signal for the death of the parent
 
 def main(arguments: list[str]) -> None:
     """Forward rows for a trainer; a reason not to start is one sentence on stderr and exit code 78."""
-    rank, meeting, stream = int(arguments[0]), Path(arguments[1]), socket.socket(fileno=int(arguments[2]))
+    rank, meeting, number, trainer = map(int, arguments)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    if os.getppid() != trainer:
+        return  # it died before the kernel was told
+    stream = socket.socket(fileno=number)
     settings = load_settings(TrainerSettings)  # the trainer has read the same
     place = settings.places[rank]
     telemetry.configure("trainer", level=settings.log_level, json_logs=settings.json_logs)

@@ -13,11 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
@@ -28,26 +26,34 @@ from common.exits import EXIT_CONFIG
 from common.settings import TrainerSettings
 from common.telemetry import get_logger
 from joynexus.vla.backbones.base import Backbone
-from joynexus.vla.backbones.spread import RankLink, SpreadBackbone
+from joynexus.vla.backbones.spread import DeviceLost, RankLink, SpreadBackbone
 from joynexus.vla.startup import LOADING_S
 
 log = get_logger(__name__)
 
-CLOSE_S = 10.0
+LOST_S = 10.0
+"""A follower that is gone must be known to have ended, and how, within this."""
+_NOT_THEIRS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask the trainer to finish what it has: it needs its followers for that."""
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks are processes of one host: what they open can be reached from nowhere else."""
 
 
-def join(rank: int, places: tuple[str, ...], meeting: Path) -> None:
-    """Enter the group of ranks, once this one's backbone is loaded (transformers saves nothing in a rank above 0)."""
+def join(rank: int, places: tuple[str, ...], meeting: int) -> None:
+    """Enter the group of ranks, once this one's backbone is loaded (transformers saves nothing in a rank above 0).
+
+    Args:
+        rank: this one's number.
+        places: devices of all.
+        meeting: an open file, the same for all, in which they find each other.
+    """
     on_gpus = places[0].startswith("cuda")
     if on_gpus:
         torch.cuda.set_device(places[rank])  # NCCL's own
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     timeout = timedelta(seconds=LOADING_S)
-    ranks.init_process_group(
-        backend, init_method=f"file://{meeting}", rank=rank, world_size=len(places), timeout=timeout
-    )
+    found_at = f"file:///proc/self/fd/{meeting}"
+    ranks.init_process_group(backend, init_method=found_at, rank=rank, world_size=len(places), timeout=timeout)
 
 
 class Followers:
@@ -62,34 +68,35 @@ class Followers:
         self._places = settings.places
         self._end = end or end_like
         self._closing = False
-        self._folder = tempfile.TemporaryDirectory(prefix="joynexus-ranks-")
-        self._meeting = Path(self._folder.name) / "meeting"
+        self._judged = threading.Event()
+        self._meeting = -1
         self._streams: list[socket.socket] = []
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Followers:
         if len(self._places) > 1:
             os.environ.update(_LOOPBACK)
-        for rank in range(1, len(self._places)):
-            self._start(rank)
+            self._meeting = os.memfd_create("ranks")  # a file without a name: nobody need remove it
+            for rank in range(1, len(self._places)):
+                self._start(rank)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, DeviceLost):
+            self._judged.wait(LOST_S)  # its line breaks before its end is known: this process is to end alike
         self._closing = True
-        for stream in self._streams:
-            stream.shutdown(socket.SHUT_RDWR)  # a follower that hears nobody ends itself
-            stream.close()
         for process in self.processes:
-            try:
-                process.wait(CLOSE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # there is nothing that it could save
+        for process in self.processes:
+            process.wait()
+        for stream in self._streams:
+            stream.close()
         if ranks.is_initialized():
             ranks.destroy_process_group()
-        self._folder.cleanup()
+        if self._meeting >= 0:
+            os.close(self._meeting)
 
     def share(self, backbone: Backbone, add_busy: Callable[[float], None] = lambda _: None) -> Backbone:
         """Return the backbone that shares its rows with the followers; the same one if there are none.
@@ -108,12 +115,16 @@ class Followers:
 
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
-        arguments = [str(rank), str(self._meeting), str(theirs.fileno())]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.trainer.follower", *arguments],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
+        numbers = map(str, (rank, self._meeting, theirs.fileno(), os.getpid()))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_THEIRS)  # which the child inherits
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "services.trainer.follower", *numbers],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[self._meeting, theirs.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._streams.append(ours)
         self.processes.append(process)
@@ -127,6 +138,7 @@ class Followers:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             log.critical("follower_lost", device=self._places[rank], how=how)
         self._end(code)
+        self._judged.set()
 
 
 def end_like(code: int) -> None:
