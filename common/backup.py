@@ -258,7 +258,9 @@ def _put_journal(copy: Path, places: Places) -> None:
     if places.journal_url:
         from common.journal.transfer import to_server
 
-        with tempfile.TemporaryDirectory(prefix="journal-") as work:  # it may be brought to today's schema there
+        with tempfile.TemporaryDirectory(
+            prefix="journal-", dir=places.state
+        ) as work:  # it may get today's schema there
             shutil.copyfile(copy, Path(work) / "journal.db")
             to_server(Path(work) / "journal.db", places.journal_url)
         return
@@ -321,7 +323,8 @@ def _blobs(store: Path) -> Iterator[Path]:
 
 def _absent(folder: Path, there: set[str]) -> set[str]:
     """Return what the journal of a backup refers to and is not there; it is loaded from a copy that may be changed."""
-    with tempfile.TemporaryDirectory(prefix="journal-") as work:
+    beside = folder if os.access(folder, os.W_OK) else None  # there is room for it; a container's /tmp may be small
+    with tempfile.TemporaryDirectory(prefix="journal-", dir=beside) as work:
         copy = Path(work) / "journal.db"
         shutil.copyfile(folder / "journal.db", copy)
         try:

@@ -1,22 +1,23 @@
 """`python -m common.backup_command make | restore FOLDER`: what `joynexus admin backup` and `restore` run.
 
-In: paths. Out: lines for people; exit code 0, 1 (made, but blobs had been lost before), 2 (not made), 75 (a master has
-the journal). Never: a traceback for anything an operator can put right.
+In: paths. Out: lines for people; exit code 0, 2 (not made), 3 (made, but blobs had been lost before), 75 (a master
+has the journal). Never: a traceback for anything an operator can put right.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.backup import BusyError, Contents, Places, make, restore
 
-_BUSY = 75
+_BUSY, _LOST = 75, 3
 _SHOWN = 50
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m common.backup_command")
     parser.add_argument("verb", choices=("make", "restore"))
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--keys", type=Path)
     parser.add_argument("--journal-url", default="")
     parser.add_argument("--live", action="store_true")
-    told = parser.parse_args()
+    told = parser.parse_args(arguments)
     places = Places(state=told.state, blobs=told.blobs, keys=told.keys, journal_url=told.journal_url)
     try:
         if told.verb == "restore":
@@ -48,7 +49,7 @@ def main() -> int:
     print(f"{len(contents.missing)} blobs had been lost or damaged before it was made:")
     for digest in contents.missing[:_SHOWN]:
         print(f"  {digest}")
-    return 1 if told.verb == "make" else 0
+    return _LOST if told.verb == "make" else 0
 
 
 def _text(contents: Contents) -> str:
@@ -57,4 +58,4 @@ def _text(contents: Contents) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

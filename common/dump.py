@@ -69,7 +69,7 @@ def main(arguments: Sequence[str], answers: bytes) -> int:
 
 def _parts(told: argparse.Namespace, said: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Give names and contents of the files."""
-    with tempfile.TemporaryDirectory(prefix="dump-") as work:
+    with tempfile.TemporaryDirectory(prefix=".dump-", dir=told.file.parent) as work:
         copy, why = _copied(told.state / "journal.db", told.journal_url, Path(work) / "journal.db")
         words, names = _words(copy) if copy else (set(), {})
         tenants, keys = _registered(told.keys)

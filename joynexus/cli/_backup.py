@@ -45,7 +45,7 @@ def backup(
 ) -> None:
     """Copy journal, blobs and keys, while the cluster runs or not. Asked with an operator's key, if it runs.
 
-    Exit code 0: all is there; 1: it was made, but blobs had been lost before, which are named; 2: it was not made.
+    Exit code 0: all is there; 3: it was made, but blobs had been lost before, which are named; others: it was not made.
     """
     places = _places(state_dir, None if no_keys else keys_dir or state_dir / "keys", blobs_dir, master_dir, journal_url)
     code = _run("make", folder, *places)

@@ -14,6 +14,7 @@ import pytest
 
 from common import backup
 from common.backup import BusyError, Places, make, restore
+from common.backup_command import main
 from common.blobs import BlobStore
 from common.journal.journal import Journal, journal_url
 from common.journal.records import BlobRecord, CheckpointRecord, OpRecord, PolicyRecord, Record, VersionRecord
@@ -225,3 +226,18 @@ def test_what_is_asked_for_is_what_the_core_holds(tmp_path: Path) -> None:
 
 def digest_of(data: bytes) -> str:
     return blake3.blake3(data).hexdigest()
+
+
+def test_exit_code_says_whether_it_was_made_and_whether_all_is_there(
+    places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--state", str(places.state), "--blobs", str(places.blobs)]
+    assert main(["make", str(tmp_path / "copy"), *arguments]) == 0
+    assert main(["make", str(tmp_path / "copy"), *arguments]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    with closing(open_journal(places)):
+        assert main(["make", str(tmp_path / "other"), *arguments]) == 75
+    lost = digest_of(DATA[0])
+    (places.blobs / lost[:2] / lost).unlink()
+    assert main(["make", str(tmp_path / "other"), *arguments]) == 3
+    assert lost in capsys.readouterr().out
