@@ -148,3 +148,11 @@ def test_each_metric_is_in_the_page_for_operators_with_its_kind_and_labels() -> 
         for metric in ALL_METRICS.values()
     }
     assert rows == said
+
+
+def test_the_dashboards_own_metrics_are_in_the_page_for_operators() -> None:
+    code = (ROOT / "services" / "health" / "dashboard" / "metrics.py").read_text()
+    page = (ROOT / "docs" / "operating.md").read_text()
+    said = set(re.findall(r'"(joynexus_dashboard_[a-z_]+)"', code))
+    assert said
+    assert set(re.findall(r"`(joynexus_dashboard_[a-z_]+)`", page)) == said
