@@ -288,7 +288,11 @@ class WorkerRuntime:
     def _beat(self) -> Beat:
         progress, phase, busy_s = self.progress.report()
         return Beat(
-            progress=progress, phase="draining" if self._leaving else phase, busy_s=busy_s, detail=dict(self.detail)
+            progress=progress,
+            phase="draining" if self._leaving else phase,
+            busy_s=busy_s,
+            uptime_s=time.monotonic() - self._started,
+            detail=dict(self.detail),
         )
 
     def _gather(self, figures: Figures) -> None:

@@ -114,6 +114,7 @@ class Roster:
         worker.progress = message.progress
         worker.phase = message.phase
         worker.busy_s = message.busy_s
+        worker.since = min(worker.since, self._outbox.now - message.uptime_s)
         if message.detail:  # beside what it registered with: its backbone, its verdict on numerics
             worker.detail = {**worker.register.detail, **message.detail}
         self.beaten(worker)

@@ -28,6 +28,7 @@ class Worker(msgspec.Struct, eq=False):
     """One incarnation of a worker process.
 
     Attributes:
+        since: when its process began, as it says; when it registered, until it has said so.
         phase: as it said last.
         leaving: it finishes what it has and gets nothing new.
         told_to_leave: an operator wants it to end; it hears so with each beat.

@@ -67,6 +67,7 @@ def test_beats_carry_the_progress_of_the_work_loop(master: FakeMaster, runtime: 
         runtime.progress.advance()
         until(lambda: any(beat.phase == "working" and beat.progress == 1 for beat in master.beats))
     until(lambda: master.beats[-1].phase == "idle")
+    assert 0 < master.beats[0].uptime_s < master.beats[-1].uptime_s
 
 
 def test_result_reaches_a_master_that_forgot_the_worker(master: FakeMaster, runtime: WorkerRuntime) -> None:

@@ -69,12 +69,13 @@ class Beat(Wire, frozen=True, kw_only=True):
 
     Attributes:
         phase: as in `RoleStatus`.
-        busy_s: CPU time (or CUDA time) of the work loop since the process started.
+        busy_s, uptime_s: CPU time (or CUDA time) of the work loop, and time, since the process started.
     """
 
     progress: int
     phase: Short
     busy_s: float
+    uptime_s: float = 0.0
     detail: Table[Text] = {}
 
 

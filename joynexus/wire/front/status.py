@@ -16,7 +16,7 @@ class RoleStatus(Wire, frozen=True, kw_only=True):
     Attributes:
         phase: `starting`, `loading`, `idle`, `working`, `draining`, `lost`.
         progress: counter of the work loop.
-        busy_s, uptime_s: CPU time of the work loop (CUDA events on a GPU), and time since it registered.
+        busy_s, uptime_s: CPU time of the work loop (CUDA events on a GPU), and time, since the process started.
         restarts: how often this role was restarted since the cluster came up.
         instance: what stays the same when its process is started anew, as it registered; empty if nobody knows.
         reason: why it was last restarted, as health told; empty if health says nothing of it.

@@ -353,6 +353,15 @@ def test_beats_are_answered_and_shown(world: World) -> None:
     assert (role.role, role.progress, role.busy_s, role.detail) == ("inference", 7, 1.5, {"device": "cpu"})
 
 
+def test_how_busy_a_worker_is_goes_by_the_life_of_its_process_not_by_when_the_master_met_it(world: World) -> None:
+    worker = FakeInference(world, new_incarnation())
+    for seconds in (0.0, 30.0):  # one that has loaded for long, or that met another master before
+        world.wait(seconds)
+        world.say(worker.peer, Beat(progress=1, phase="idle", busy_s=90.0, uptime_s=100.0 + seconds))
+        (role,) = world.ask(Status(), ClusterStatus, operator=True).roles
+        assert (role.busy_s, role.uptime_s) == (90.0, pytest.approx(100.0 + seconds))
+
+
 def test_news_of_a_beat_stand_beside_what_a_worker_registered_with(world: World) -> None:
     peer = world.new_peer("back")
     detail = {"numerics": "exact", "features_hits": "0"}
