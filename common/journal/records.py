@@ -314,6 +314,7 @@ class UsageRecord(Base, frozen=True, kw_only=True):
     bytes_out: int = 0
     stored_byte_s: float = 0.0
     until_s: float = 0.0
+    gone: bool = False
 
 
 class LifeRecord(Base, frozen=True, kw_only=True):

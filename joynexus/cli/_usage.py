@@ -61,10 +61,11 @@ def usage(
     if csv:
         _print_csv(lines, costs, currency)
         return
-    several = len({line.tenant for line in lines}) > 1
+    tenants = {line.tenant for line in lines}
+    several = len(tenants) > 1 or "" in tenants
     keys = [key for key in _KEYS[by] if key != "tenant" or several or by is By.tenant]
     rows = [
-        (*(getattr(line, key) or _NOBODY[key] for key in keys),
+        (*(_named(line, key) for key in keys),
          *map(human_seconds, (line.trainer_s, line.inference_s, line.env_s)),
          *(() if by is By.job else (line.samples,)), "" if cost is None else rounded(cost))
         for line, cost in zip(lines, costs, strict=True)
@@ -91,6 +92,11 @@ def summed(lines: Iterable[UsageLine], by: By) -> list[UsageLine]:
     return [
         UsageLine(**nobody | dict(zip(_KEYS[by], key, strict=True)), **figures) for key, figures in sorted(sums.items())
     ]
+
+
+def _named(line: UsageLine, key: str) -> str:
+    """Return a name for people; the service has no jobs of its own."""
+    return getattr(line, key) or ("" if key == "job" and not line.tenant else _NOBODY[key])
 
 
 def _figures(line: UsageLine) -> dict[str, Any]:

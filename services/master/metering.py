@@ -30,6 +30,8 @@ from services.master.worker import Worker
 _MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
 _PAGE = 1000
 """Lines in one report: it is one message."""
+_LINES, _FOLDED = 10_000, 1_000
+"""A tenant's lines at most, and how many of the oldest then become part of others."""
 
 
 class Account(NamedTuple):
@@ -94,6 +96,7 @@ class Meter:
         self._ever: dict[str, UsageRecord] = {}
         self._until: dict[str, float] = {}  # up to when bytes stored are counted, by tenant
         self._unwritten: set[_Key] = set()
+        self._gone: list[UsageRecord] = []
         self._spenders: set[str] = set()
         self._flushing = False
         self.lives = Lives(self._rest)
@@ -115,7 +118,8 @@ class Meter:
 
     def unwritten(self) -> list[UsageRecord | LifeRecord]:
         """Return what is not written down yet: the caller writes it down, with the results that it belongs to."""
-        records = [self._totals[key.tenant][key] for key in sorted(self._unwritten)]
+        records = [*self._gone, *(self._totals[key.tenant][key] for key in sorted(self._unwritten))]
+        self._gone.clear()
         self._unwritten.clear()
         return [*records, *self.lives.unwritten()]
 
@@ -186,6 +190,21 @@ class Meter:
         self._sum(old, amounts)
         self._unwritten.add(key)
         self._spenders.add(key.tenant)
+        if len(self._totals[key.tenant]) > _LINES:
+            self._fold(key.tenant)
+
+    def _fold(self, tenant: str) -> None:
+        """Make the oldest lines part of others, as names are a tenant's choice: a job's of its policy's, and so on."""
+        lines = self._totals[tenant]
+        named = (key for key in lines if key.policy or key.job)
+        for key in sorted(named, key=lambda key: key.month)[:_FOLDED]:
+            line = lines.pop(key)
+            self._unwritten.discard(key)
+            self._gone.append(msgspec.structs.replace(line, gone=True))
+            into = key._replace(job="") if key.job else key._replace(policy="")
+            amounts = {field: getattr(line, field) for field in Use.__annotations__}
+            lines[into] = _plus(lines.get(into) or UsageRecord(**into._asdict()), amounts)
+            self._unwritten.add(into)
 
     def _sum(self, line: UsageRecord, amounts: Mapping[str, float]) -> None:
         """Count use in the sum of a tenant's month, and in that of all its months."""

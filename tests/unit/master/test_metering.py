@@ -11,8 +11,10 @@ from common.journal.records import LifeRecord, UsageRecord
 from joynexus.wire import ErrorCode, failure
 from joynexus.wire.back import TrainDone, TrainGroup
 from joynexus.wire.front import CancelJob, GetUsage, JobInfo, OptimStep, UsageLine, UsageReport
+from services.master import metering
 from services.master.calendar import end_of_month, month_of, months_between
 from services.master.config import CoreConfig
+from services.master.metering import Account
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, evaluation, info, push, sft, submit
 from tests.unit.master.test_rl import rl
@@ -266,6 +268,29 @@ def test_a_long_report_comes_in_pages(world: World) -> None:
         (record.tenant, record.policy) for record in records
     ]
     assert len(world.ask(GetUsage(), UsageReport, tenant="b").lines) == 700  # and never another's
+
+
+def test_lines_are_bounded_and_nothing_of_the_sums_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metering, "_LINES", 20)
+    monkeypatch.setattr(metering, "_FOLDED", 6)
+    meter = world.core._meter
+    for number in range(300):
+        meter.add(Account("a", f"p{number % 40}", f"job-{number}"), {"env_s": 1.0, "samples": 2})
+        meter.add(Account("b", "p", "job"), {"env_s": 0.5})
+        if number % 7 == 0:
+            world.wait(1.5)
+        if number % 50 == 49:
+            world.wait(1.5)
+            world.crash()
+            meter = world.core._meter
+    world.wait(1.5)
+    mine = [line for line in lines(world) if line.tenant == "a"]
+    assert len(mine) <= 20
+    assert len(world.journal.of(UsageRecord)) <= 20 + 1
+    assert sum(line.env_s for line in mine) == 300
+    assert sum(line.samples for line in mine) == 600
+    assert ("p19", "job-299") in {(line.policy, line.job) for line in mine}  # the newest are told apart
+    assert [line.env_s for line in lines(world) if line.tenant == "b"] == [150.0]
 
 
 def test_bytes_kept_are_counted_over_time_and_over_restarts(world: World) -> None:
