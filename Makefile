@@ -13,7 +13,7 @@ PIP_ARGS ?=
 STAMP := $(VENV)/.installed
 
 .PHONY: help install install-simulators system-packages demo demo-full test test-postgres test-simulators chaos fuzz lint format bench \
-  test-browser test-compose bench-tenants soak soak-kills up down clean
+  test-browser screenshots test-compose bench-tenants soak soak-kills up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -52,6 +52,9 @@ test-browser: install  ## the dashboard in a real browser, which it installs (Ch
 	@scripts/system_packages.sh $(VENV) browser
 	@scripts/install.sh $(VENV) browser $(PIP_ARGS)
 	@$(PY) scripts/test_rings.py browser </dev/null
+
+screenshots: install  ## pictures of the dashboard for the documents, of a real run of four tenants (15 minutes)
+	@$(PY) -m tests.browser.screenshots </dev/null
 
 test-compose: install  ## a real cluster of containers; needs a Docker Engine, and says so where there is none
 	@$(PY) -m tests.compose </dev/null
