@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,15 @@ def test_events_that_alerts_ask_for_are_logged_and_have_a_line_from_the_start() 
     }
     assert asked == set(ALERTED)
     assert asked <= events().keys()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool here (it comes with Prometheus)")
+@pytest.mark.parametrize(
+    "words", [("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")], ids=["config", "alerts"]
+)
+def test_prometheus_itself_takes_the_files_and_alerts_go_off_when_they_should(words: tuple[str, ...]) -> None:
+    done = subprocess.run(["promtool", *words], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_alerts_have_names_of_their_own() -> None:
