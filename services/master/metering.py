@@ -13,14 +13,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import msgspec
 
 from common.journal.records import LifeRecord, UsageRecord
 from joynexus.wire import ErrorCode, Failure
 from joynexus.wire.front import GetUsage, UsageLine, UsageReport
-from services.master.calendar import month_of, months_between
+from services.master.calendar import end_of_month, month_of, months_between
 from services.master.events import BlobServed, FrontMessage
 from services.master.holdings import Holdings
 from services.master.lives import Lives
@@ -77,6 +77,22 @@ class _Key(NamedTuple):
     month: str
 
 
+class _Sum:
+    """Use that is summed up over lines."""
+
+    def __init__(self, month: str = "") -> None:
+        self.month = month
+        self._amounts: dict[str, float] = {}
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        for field, amount in amounts.items():
+            self._amounts[field] = self._amounts.get(field, 0) + amount
+
+    def record(self, tenant: str) -> UsageRecord:
+        whole: dict[str, Any] = dict(self._amounts)
+        return UsageRecord(tenant=tenant, policy="", month=self.month, **whole)
+
+
 class Meter:
     """Running totals.
 
@@ -92,8 +108,9 @@ class Meter:
         self._holdings = holdings
         self._flush_s = flush_s
         self._totals: defaultdict[str, dict[_Key, UsageRecord]] = defaultdict(dict)
-        self._months: dict[str, UsageRecord] = {}  # of each tenant, the sum of its lines of the newest month
-        self._ever: dict[str, UsageRecord] = {}
+        self._months: dict[str, _Sum] = {}  # of each tenant, the sum of its lines of the newest month
+        self._ever: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self._month = (math.inf, "")  # when it ends, and its name
         self._until: dict[str, float] = {}  # up to when bytes stored are counted, by tenant
         self._unwritten: set[_Key] = set()
         self._gone: list[UsageRecord] = []
@@ -107,7 +124,7 @@ class Meter:
 
     def add(self, account: Account, use: Use) -> None:
         """Count use, to be written down with the next result or flush."""
-        self._count(_Key(*account, month_of(self._outbox.now)), use)
+        self._count(_Key(*account, self._now()), use)
         self._later()
 
     def worked(self, worker: Worker, account: Account, use: Use) -> None:
@@ -126,13 +143,12 @@ class Meter:
     def this_month(self, tenant: str) -> UsageRecord:
         """Return the sum of all that a tenant has used this month."""
         self._settle(tenant)
-        month = month_of(self._outbox.now)
-        total = self._months.get(tenant)
-        return total if total is not None and total.month == month else UsageRecord(tenant=tenant, policy="")
+        known, month = self._months.get(tenant), self._now()
+        return (known if known is not None and known.month == month else _Sum(month)).record(tenant)
 
     def totals(self) -> Mapping[str, UsageRecord]:
         """Return the sum of all that each tenant, and the service itself, has used since the first day (for views)."""
-        return self._ever
+        return {tenant: total.record(tenant) for tenant, total in self._ever.items()}
 
     # Restart
 
@@ -174,7 +190,7 @@ class Meter:
 
     def _lines(self, tenant: str, since: str, after: tuple[str, str, str, str] | None) -> Iterable[UsageLine]:
         self._settle(tenant)
-        now = _Key(tenant, "", "", month_of(self._outbox.now))
+        now = _Key(tenant, "", "", self._now())
         for key in sorted(self._totals.get(tenant, ())):
             if key.month >= since and (after is None or key > after):
                 line = _line(self._totals[tenant][key], self._holdings.stored(tenant) if key == now else 0)
@@ -208,13 +224,18 @@ class Meter:
 
     def _sum(self, line: UsageRecord, amounts: Mapping[str, float]) -> None:
         """Count use in the sum of a tenant's month, and in that of all its months."""
-        ever = self._ever.get(line.tenant) or UsageRecord(tenant=line.tenant, policy="")
-        self._ever[line.tenant] = _plus(ever, amounts)
+        self._ever[line.tenant].add(amounts)
         known = self._months.get(line.tenant)
         if known is None or known.month < line.month:
-            known = UsageRecord(tenant=line.tenant, policy="", month=line.month)
+            known = self._months[line.tenant] = _Sum(line.month)
         if known.month == line.month:
-            self._months[line.tenant] = _plus(known, amounts)
+            known.add(amounts)
+
+    def _now(self) -> str:
+        """Return the month that it is."""
+        if not self._outbox.now < self._month[0] < math.inf:
+            self._month = end_of_month(self._outbox.now), month_of(self._outbox.now)
+        return self._month[1]
 
     def _rest(self, worker: Worker, seconds: float, *, loading: bool) -> None:
         """A worker was busy for so long without anybody being charged."""
@@ -224,7 +245,7 @@ class Meter:
     def _storage_changes(self, tenant: str) -> None:
         """A tenant is about to keep more or less."""
         self._settle(tenant)
-        self._unwritten.add(_Key(tenant, "", "", month_of(self._outbox.now)))  # up to when it is counted, at least
+        self._unwritten.add(_Key(tenant, "", "", self._now()))  # up to when it is counted, at least
         self._later()
 
     def _settle(self, tenant: str) -> None:
@@ -234,7 +255,7 @@ class Meter:
         self._until[tenant] = max(since, now)
         for month, seconds in months_between(since, now) if stored else ():
             self._count(_Key(tenant, "", "", month), {"stored_byte_s": stored * seconds})
-        key = _Key(tenant, "", "", month_of(now))
+        key = _Key(tenant, "", "", self._now())
         line = self._totals[tenant].get(key) or UsageRecord(**key._asdict())
         self._totals[tenant][key] = msgspec.structs.replace(line, until_s=self._until[tenant])
 
