@@ -156,6 +156,7 @@ class PostgresBackend:
         connection = None
         try:
             connection = self._connect()
+            self._check_number(connection)  # before the lock, which whoever has opened it since may hold
             if not lock(connection):  # the server has not noticed yet that the connection before is lost
                 end = sa.text(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -163,19 +164,26 @@ class PostgresBackend:
                 )
                 ended = connection.execute(end, {"name": self._writer_name}).all()
                 raise JournalError("its lock is not free yet" if ended else "another process has its lock")
-            number = connection.execute(sa.select(_openings.c.number)).scalar_one()
-            connection.commit()
+            self._check_number(connection)
         except (sa.exc.SQLAlchemyError, ValueError, JournalError) as error:
             if connection is not None:
                 self._lose(connection)
             why = _first_line(error) if isinstance(error, sa.exc.DBAPIError) else str(error)
             log.warning("journal_away", why=why)
             raise JournalError("its server does not answer") from error
-        if number != self._number:
-            self._lose(connection)
-            raise JournalTakenError(f"another master has opened the journal {self._name} meanwhile: this one must end")
+        except JournalTakenError:
+            if connection is not None:
+                self._lose(connection)
+            raise
         self._writer = connection
         return connection
+
+    def _check_number(self, connection: sa.Connection) -> None:
+        """Raise JournalTakenError if the journal was opened by somebody else since."""
+        number = connection.execute(sa.select(_openings.c.number)).scalar_one()
+        connection.commit()
+        if number != self._number:
+            raise JournalTakenError(f"another master has opened the journal {self._name} meanwhile: this one must end")
 
     def _leave(self, writer: sa.Connection, error: sa.exc.DBAPIError) -> None:
         """Undo what was begun; let go of a connection that is of no use any more."""
