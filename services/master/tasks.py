@@ -241,7 +241,8 @@ class EnvQueue:
             self._meter.worked(worker, cancelled, {"env_s": message.busy_s})
             return
         void = message.error is not None and message.error.code is ErrorCode.STALE
-        if void and message.task not in worker.given:
+        given = worker.given.get(message.task)
+        if void and (given is None or given.attempt != message.attempt):
             return  # it knows that this does not count
         self.answered(worker, self.task(said, message.task, message.attempt), message)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
-from common.journal.records import LifeRecord, UsageRecord
-from joynexus.wire import ErrorCode, failure
-from joynexus.wire.back import TrainDone, TrainGroup
+from common.journal.records import LifeRecord, PageRecord, Record, UsageRecord
+from joynexus.wire import ErrorCode, Failure, failure
+from joynexus.wire.back import Rollout, RolloutDone, TrainDone, TrainGroup
 from joynexus.wire.front import CancelJob, GetUsage, JobInfo, OptimStep, UsageLine, UsageReport
 from services.master import metering
 from services.master.calendar import end_of_month, month_of, months_between
@@ -226,6 +227,44 @@ def test_the_use_of_a_result_is_as_durable_as_the_result(world: World) -> None:
     world.crash()
     (line,) = [line for line in lines(world) if line.policy == "p"]
     assert (line.samples, line.trainer_s) == (3, pytest.approx(0.03))
+
+
+def test_the_use_of_rollouts_is_in_the_transaction_of_their_page(world: World) -> None:
+    shift = Shift(world)
+    submit(world, rl(updates=1, episodes=4))
+    pages, append = [], world.journal.append
+
+    def look(records: Iterable[Record]) -> None:
+        kept = list(records)
+        if any(isinstance(record, PageRecord) and not record.gone for record in kept):
+            pages.append(
+                sum(record.env_s for record in kept if isinstance(record, UsageRecord) and record.job == "rl-1")
+            )
+        append(kept)
+
+    world.journal.append = look  # type: ignore[method-assign]
+    shift.finish()
+    assert pages
+    assert all(seconds > 0 for seconds in pages)
+    assert pages == sorted(pages)
+
+
+def test_what_a_worker_calls_void_itself_is_no_complaint_to_it(world: World) -> None:
+    cluster = Cluster(world)
+    push(world)
+    submit(world, sft())
+    cluster.run()
+    submit(world, evaluation(), key="e")
+    begun = cluster.env.inbox.popleft().message
+    world.wait(10)  # it is taken for dead
+    cluster.env.connect()
+    assert isinstance(begun, Rollout)
+    void = RolloutDone(task=begun.task, attempt=begun.attempt, error=failure(ErrorCode.STALE, "void"), busy_s=1.0)
+    assert world.answers(world.say(cluster.env.peer, void)) == []
+    late = RolloutDone(task=begun.task, attempt=begun.attempt, busy_s=1.0)
+    (answer,) = world.answers(world.say(cluster.env.peer, late))
+    assert isinstance(answer, Failure)
+    assert answer.code is ErrorCode.STALE
 
 
 # Months, pages, bytes
