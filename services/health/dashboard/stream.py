@@ -8,6 +8,7 @@ not read at all for `STUCK_S`.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -34,32 +35,43 @@ class Stream:
         scope: what it sees.
         asked: the page.
         age_s: says how old the picture is.
+        gzip: pack what is sent. A section that is sent again is mostly what was sent before, so little is left of it.
     """
 
     def __init__(
-        self, hub: Hub, renderer: Renderer, session: str, scope: Scope, asked: Asked, age_s: Callable[[], float]
+        self,
+        hub: Hub,
+        renderer: Renderer,
+        session: str,
+        scope: Scope,
+        asked: Asked,
+        age_s: Callable[[], float],
+        *,
+        gzip: bool = False,
     ) -> None:
         self._hub, self._renderer, self._session = hub, renderer, session
         self._scope, self._asked, self._age_s = scope, asked, age_s
         self._sent: dict[str, int] = {}
         self._said = scope.said[0]
+        self._packer = zlib.compressobj(level=4, wbits=zlib.MAX_WBITS | 16) if gzip else None
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send until the viewer or its session is gone."""
         left = asyncio.create_task(_left(receive))
         try:
             with self._hub.watching(self._session, self._scope, self._asked.job):
-                text = f"retry: {RETRY_MS}\n\n{self.events()}"
+                seen, text = self._scope.shots, f"retry: {RETRY_MS}\n\n{self.events()}"
                 while not left.done():
                     if text:
-                        await asyncio.wait_for(
-                            send({"type": "http.response.body", "body": text.encode(), "more_body": True}), STUCK_S
-                        )
+                        body = self._packed(text.encode())
+                        message = {"type": "http.response.body", "body": body, "more_body": True}
+                        await asyncio.wait_for(send(message), STUCK_S)
                     if not self.valid:
                         return
-                    seen = self._scope.shots
-                    await self._wait(left)
+                    if self._scope.shots == seen:  # else something came while this was on its way
+                        await self._wait(left)
                     text = self.events() if self._scope.shots != seen else ": \n\n"
+                    seen = self._scope.shots
         except (TimeoutError, OSError):
             return  # it does not read, or is gone
         finally:
@@ -86,6 +98,11 @@ class Stream:
             self._said = number
             texts.append(event("news", sentence))
         return "".join(texts)
+
+    def _packed(self, body: bytes) -> bytes:
+        if self._packer is None:
+            return body
+        return self._packer.compress(body) + self._packer.flush(zlib.Z_SYNC_FLUSH)  # all of it can be read now
 
     async def _wait(self, left: asyncio.Task[None]) -> None:
         woken = asyncio.create_task(self._scope.woken(QUIET_S))

@@ -11,6 +11,7 @@ which shows what it may see; a cookie that a script or another site can use.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -97,6 +100,7 @@ class Web:
                 Route("/metrics", self._metrics),
                 Mount("/static", _Static(directory=STATIC)),
             ],
+            middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)],
             exception_handlers={HTTPException: self._http_problem, Exception: self._bug},
         )
 
@@ -128,14 +132,17 @@ class Web:
         if page not in ("overview", "jobs", "policies", "job"):
             raise HTTPException(404)
 
-        async def stream(session: str) -> Response:
+        async def follow(session: str) -> Response:
             asked = await self._asked(session, page, params)
             scope = await self.hub.enter(session)
             if self.hub.watchers >= STREAMS or scope.watching[session] >= STREAMS_OF_ONE:
                 return PlainTextResponse("too many pages are open\n", 503, LATER)
-            return _EventStream(Stream(self.hub, self.renderer, session, scope, asked, lambda: self._age(scope)))
+            packed = "gzip" in request.headers.get("accept-encoding", "")
+            age_s = functools.partial(self._age, scope)
+            stream = Stream(self.hub, self.renderer, session, scope, asked, age_s, gzip=packed)
+            return _EventStream(stream, packed=packed)
 
-        return await self._entered(request, stream)
+        return await self._entered(request, follow)
 
     async def _entered(self, request: Request, show: Callable[[str], Awaitable[Response]]) -> Response:
         """Show something to whoever has a session; say why if that is not possible."""
@@ -238,8 +245,11 @@ class Web:
 class _EventStream(Response):
     """An answer that goes on until its viewer is gone."""
 
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    def __init__(self, stream: Stream, *, packed: bool) -> None:
+        headers = {"x-accel-buffering": "no", "vary": "accept-encoding"}
+        super().__init__(media_type="text/event-stream", headers=headers)
+        if packed:
+            self.headers["content-encoding"] = "gzip"
         self._stream = stream
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -215,6 +216,40 @@ def test_quiet_stream_is_kept_open_by_comments(monkeypatch: pytest.MonkeyPatch) 
         await viewer.until(": \n\n")
         viewer.left.set()
         await asyncio.wait_for(task, PATIENCE_S)
+
+    run(test)
+
+
+def test_packed_stream_can_be_read_as_it_comes_and_what_comes_again_takes_little() -> None:
+    async def test(setting: Setting) -> None:
+        hub, source, renderer = setting
+        source.whole = cluster(jobs=200)
+        scope = await hub.enter("operator")
+        stream = Stream(hub, renderer, "operator", scope, Asked("jobs"), lambda: 0.0, gzip=True)
+        reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        sizes: list[tuple[int, int]] = []
+        texts: list[str] = []
+        left = asyncio.Event()
+
+        async def receive() -> MutableMapping[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            text = reader.decompress(message["body"]).decode()
+            sizes.append((len(message["body"]), len(text)))
+            texts.append(text)
+            source.whole = msgspec.structs.replace(cluster(AT + len(texts), jobs=200), jobs_total=200 + len(texts))
+
+        task = asyncio.create_task(stream.run(receive, send))
+        async with asyncio.timeout(PATIENCE_S):
+            while sum("s-jobs" in text for text in texts) < 4:
+                await asyncio.sleep(0.001)
+        left.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+        assert all(text.endswith("\n\n") for text in texts)  # whole events each time
+        packed, plain = sizes[-1]
+        assert packed < plain / 10
 
     run(test)
 
