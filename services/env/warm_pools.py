@@ -75,8 +75,8 @@ class WarmPools:
             rows: how many are of use. A pool has as many processes as that takes, but at most half of those that may
                 still work, rounded up: whoever comes next finds some. Results never depend on it.
             alive: called now and then while this waits; what it raises ends the waiting.
-            busy: told the CPU seconds of processes that this took, however it ends: of the pool while it was lent, of
-                making what was not there, and of what is imported for all pools.
+            busy: told the CPU seconds of processes that this took, bit by bit, however it ends: of the pool while it
+                was lent, of making what was not there, and of what that had to import, for all who come later.
 
         Raises:
             ValueError: if there is no such task.
@@ -86,8 +86,12 @@ class WarmPools:
         lent = [idle.pool for idle in fitting]
         before_s = sum(pool.cpu_s() for pool in lent)
         try:
-            while len(lent) < count:
-                lent.append(open_pool(task, family.rows, options=options, deadlines=self._deadlines))
+            if len(lent) < count:
+                try:
+                    while len(lent) < count:
+                        lent.append(open_pool(task, family.rows, options=options, deadlines=self._deadlines))
+                finally:
+                    busy(self._newly_imported_s())  # now: whoever is done next has imported nothing
             yield SimulatorPool.joined(lent)
         except BaseException:
             self._give_back(count, [])
@@ -95,7 +99,7 @@ class WarmPools:
                 pool.close()
             raise
         finally:
-            busy(sum(pool.cpu_s() for pool in lent) - before_s + self._newly_imported_s())
+            busy(sum(pool.cpu_s() for pool in lent) - before_s)
         now = monotonic()
         self._give_back(count, [_Idle(key, pool, now) for pool in lent])
 

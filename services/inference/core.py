@@ -96,7 +96,7 @@ class PredictEngine:
     def load(self, offer: WeightsOffer) -> WeightsApplied | WeightsRefused:
         """Take a version into memory beside those that act; may run on a thread of its own."""
         tenant, policy, version = offer.tenant, offer.policy, offer.version
-        elapsed = self._clock.start()
+        loading = self._clock.overhead()  # on a GPU nothing: between its events lies the work of those who act
         try:
             self._shelf.get(tenant, policy, version, offer.digest)
         except JoyNexusError as error:
@@ -106,8 +106,8 @@ class PredictEngine:
             sentence = f"version {version} failed to load; the inference service's log has the reason"
             refused = failure(ErrorCode.INTERNAL, sentence)
         else:
-            return WeightsApplied(tenant=tenant, policy=policy, version=version, busy_s=elapsed())
-        return WeightsRefused(tenant=tenant, policy=policy, version=version, error=refused, busy_s=elapsed())
+            return WeightsApplied(tenant=tenant, policy=policy, version=version, busy_s=loading.take())
+        return WeightsRefused(tenant=tenant, policy=policy, version=version, error=refused, busy_s=loading.take())
 
     def predict(self, group: PredictGroup, buffers: Sequence[Buffer] = ()) -> tuple[PredictDone, list[Buffer]]:
         """Do a group; return the answers, one an item in order, and the buffers they refer to."""

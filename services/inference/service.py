@@ -51,8 +51,6 @@ def run(settings: InferenceSettings) -> None:
         def load(offer: WeightsOffer) -> None:
             with progress.phase("working", deadline_s=WORKING_S):
                 answer = engine.load(offer)
-            if on_gpu:
-                progress.add_busy(answer.busy_s)
             runtime.send(answer)
             _note_version(answer)
 

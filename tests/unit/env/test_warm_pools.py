@@ -211,18 +211,36 @@ def test_who_lends_a_pool_is_told_all_that_it_took_however_it_ends(
 ) -> None:
     """A pool has used a second more whenever it is asked, and imports took three seconds, once."""
     seconds: list[float] = []
-    imported = iter((0.0, 3.0, 3.0, 3.0))
+    imported = iter((0.0, 3.0))
     monkeypatch.setattr(warm_pools, "nurseries_cpu_s", lambda: next(imported))
     used = itertools.count(1)
     monkeypatch.setattr(SimulatorPool, "cpu_s", lambda pool: next(used))
     pools = WarmPools(1, Deadlines())
     with pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
         pass
-    assert seconds == [1 + 3]  # made, and imported
+    assert seconds == [3, 1]  # imported, and made
     with pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
         pass
-    assert seconds == [4, 1]  # from 2 to 3
+    assert seconds == [3, 1, 1]  # from 2 to 3
     with pytest.raises(ZeroDivisionError), pools.lend("metaworld/reach-v3", BLIND, busy=seconds.append):
         raise ZeroDivisionError
-    assert seconds == [4, 1, 1]
+    assert seconds == [3, 1, 1, 1]
+    pools.close()
+
+
+def test_who_makes_nothing_pays_for_no_import_that_another_one_caused(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported_s = 0.0
+    monkeypatch.setattr(warm_pools, "nurseries_cpu_s", lambda: imported_s)
+    monkeypatch.setattr(SimulatorPool, "cpu_s", lambda pool: 0.0)
+    pools = WarmPools(2, Deadlines())
+    use(pools, "reach-v3")
+    mine: list[float] = []
+    with pools.lend("metaworld/reach-v3", BLIND, busy=mine.append):
+        imported_s = 60.0  # for whoever makes something meanwhile, and is not there yet
+    theirs: list[float] = []
+    with pools.lend("metaworld/push-v3", BLIND, busy=theirs.append):
+        pass
+    assert (sum(mine), sum(theirs)) == (0, 60)
     pools.close()

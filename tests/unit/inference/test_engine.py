@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from joynexus.vla.backbones import Backbone, load_backbone
-from joynexus.vla.busy import Overhead
+from joynexus.vla.busy import BusyClock, Overhead
 from joynexus.vla.exported import ExportedPolicy, export_policy
 from joynexus.vla.numerics import probe
 from joynexus.vla.policy import Policy
@@ -143,6 +143,12 @@ def test_loading_a_version_says_what_it_took(tmp_path: Path) -> None:
     offer = WeightsOffer(tenant="a", policy="p", version=1, digest=digest, nbytes=1)
     assert desk.engine.load(offer).busy_s > 0
     assert desk.engine.load(msgspec.structs.replace(offer, version=2, digest="0" * 64)).busy_s > 0
+
+
+def test_loading_beside_those_who_act_on_a_gpu_counts_none_of_their_time(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, clock=BusyClock("cuda"))
+    offer = WeightsOffer(tenant="a", policy="p", version=1, digest=desk.version(1)[0], nbytes=1)
+    assert desk.engine.load(offer) == WeightsApplied(tenant="a", policy="p", version=1, busy_s=0.0)
 
 
 def test_a_private_observation_is_nobody_elses_hit_and_a_shared_sets_is_everybodys(tmp_path: Path) -> None:
