@@ -150,7 +150,7 @@ def checkout() -> Path:
         ValueError: if only the tenant's wheel is installed: the roles are not part of it.
     """
     root = Path(joynexus.__file__).resolve().parents[1]
-    if not (root / "services" / "health" / "__main__.py").is_file():
+    if not (root / "services" / "__init__.py").is_file():
         raise ValueError("the services are not part of the installed package: run `joynexus up` from a checkout")
     return root
 

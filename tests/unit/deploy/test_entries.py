@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+import joynexus
+from joynexus import launch
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile
 from joynexus.specs import check_name
@@ -65,3 +67,14 @@ def test_the_password_of_the_journals_server_is_made_once_and_is_a_private_file(
     module.main(["true"])
     assert (tmp_path / "server" / "password").read_text() == password
     assert became == [("true", ["true"])] * 2
+
+
+def test_an_image_with_one_role_is_enough_for_an_operators_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joynexus, "__file__", str(tmp_path / "joynexus" / "__init__.py"))
+    with pytest.raises(ValueError, match="not part of the installed package"):
+        launch.checkout()
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").touch()
+    assert launch.checkout() == tmp_path
