@@ -42,7 +42,9 @@ def test_each_container_is_read_only_without_privileges_and_bounded(name: str) -
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_each_role_is_asked_whether_it_is_ready_and_has_time_to_end(name: str) -> None:
     service = SERVICES[name]
-    asked = ["grep", "-qsE", ":1650 01", "/proc/net/tcp"] if name == "health" else ["python", "-I", "-S", "deploy/probe.py"]
+    asked = (
+        ["grep", "-qsE", ":1650 01", "/proc/net/tcp"] if name == "health" else ["python", "-I", "-S", "deploy/probe.py"]
+    )
     assert service["healthcheck"]["test"] == ["CMD", *asked]
     assert service["restart"] == "unless-stopped"
     assert service["init"] is True
