@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 
-from services.health.dashboard.service import listen
+from services.health.dashboard.service import Brief, listen
 from services.health.dashboard.web import Web
 from tests.unit.health.dashboard.pictures import FakeSource
 
@@ -125,7 +125,9 @@ def shown(browser: Browser) -> Iterator[Shown]:
 def serving(web: Web) -> Iterator[str]:
     """Serve a dashboard from a thread; gives its address."""
     listener = listen("127.0.0.1:0")
-    config = uvicorn.Config(web.app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        web.app, http=Brief, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
 
     async def serve() -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.runtime import WorkerRuntime
 from common.settings import DashboardSettings
@@ -27,6 +28,8 @@ log = get_logger(__name__)
 TURN_S = 0.2
 HUNG_S = 20.0
 """A loop that stood still for so long ends the process."""
+REQUEST_S = 10.0
+"""How long a connection may be without a whole request; it is ended within twice that."""
 CONNECTIONS = 1024
 """Connections at once; whoever comes then is told to come again."""
 BYE_S = 2.0
@@ -59,6 +62,28 @@ def run(settings: DashboardSettings) -> None:
         asyncio.run(serve(web, listener, runtime))
 
 
+class Brief(H11Protocol):
+    """A connection that asks for something soon, or is ended: uvicorn itself waits for a request without end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
+        """Begin to look."""
+        super().connection_made(transport)
+        self._check(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Look no more."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _check(self, before: object) -> None:
+        """End the connection if no request has come since the last look."""
+        idle = self.cycle is None or self.cycle.response_complete
+        now: object = self if self.cycle is None else self.cycle
+        if idle and now is before:
+            self.transport.close()
+        self._timer = self.loop.call_later(REQUEST_S, self._check, now if idle else None)
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the runtime."""
 
@@ -73,7 +98,7 @@ async def serve(web: Web, listener: socket.socket, runtime: WorkerRuntime) -> No
     server = _Server(
         uvicorn.Config(
             web.app,
-            http="h11",
+            http=Brief,
             ws="none",
             lifespan="off",
             log_config=None,

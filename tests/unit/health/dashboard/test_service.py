@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
+import uvicorn
 
-from services.health.dashboard.service import default_url, listen
+from services.health.dashboard import service
+from services.health.dashboard.service import Brief, default_url, listen
+from services.health.dashboard.web import Web
+from tests.unit.health.dashboard.pictures import FakeSource
 
 
 def test_port_that_is_taken_is_told_in_a_sentence() -> None:
@@ -27,3 +32,38 @@ def test_who_listens_everywhere_is_reached_by_the_loopback() -> None:
     assert default_url("0.0.0.0:5714") == "http://127.0.0.1:5714"
     assert default_url("[::]:5714") == "http://127.0.0.1:5714"
     assert default_url("10.0.0.7:80") == "http://10.0.0.7:80"
+
+
+def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "REQUEST_S", 0.05)
+
+    async def main() -> None:
+        web = Web(FakeSource(), cookie="test")
+        listener = listen("127.0.0.1:0")
+        config = uvicorn.Config(web.app, http=Brief, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        async with asyncio.timeout(60):
+            for begun in (b"", b"GET / HTTP/1.1\r\nHost: 127"):
+                reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+                writer.write(begun)
+                assert await reader.read() == b""  # ended, and nothing was said
+                writer.close()
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            ask = b"GET /events?page=overview HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
+            writer.write(ask)
+            await reader.readuntil(b"s-recent")
+            scope = web.hub.knows("operator")
+            assert scope is not None
+            shots = scope.shots
+            while scope.shots < shots + 2:  # some seconds of a stream: longer than a connection may be silent
+                await asyncio.sleep(0.01)
+            assert scope.watching.total() == 1
+            writer.close()
+        server.should_exit = True
+        await serving
+        await web.hub.close()
+
+    asyncio.run(main())
