@@ -42,8 +42,8 @@ from joynexus.wire.back import Beat, Gone, Register
 
 log = get_logger(__name__)
 
-EXIT_SECOND_SIGNAL = 143
-"""Exit code when a second SIGTERM cuts the orderly end short."""
+EXIT_INTERRUPTED = 130
+"""Exit code when Ctrl-C cuts the orderly end short."""
 
 _REMEMBERED = 4096
 """Answered pieces of work that are recognised if they are given again; likewise cancelled ones."""
@@ -278,10 +278,10 @@ class WorkerRuntime:
         if drain is not None:
             drain()
 
-    def _on_signal(self, _number: int, _frame: object) -> None:
-        if self._leaving:
-            os._exit(EXIT_SECOND_SIGNAL)
-        self.leave()
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._leaving and number == signal.SIGINT:  # somebody at a keyboard does not want to wait
+            os._exit(EXIT_INTERRUPTED)
+        self.leave()  # several may say so: a drain, scaling, an engine
 
     # Called in the I/O thread
 

@@ -117,8 +117,9 @@ def test_absent_master_is_waited_for_quietly(tmp_path: Path) -> None:
 
 
 def test_worker_that_was_told_to_leave_finishes_what_it_has_and_says_that_it_is_gone(
-    master: FakeMaster,
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "_exit", pytest.fail)
     done: list[str] = []
 
     def work(packet: Packet) -> None:
@@ -131,6 +132,7 @@ def test_worker_that_was_told_to_leave_finishes_what_it_has_and_says_that_it_is_
         until(lambda: bool(runtime._work))
         master.leave = True
         until(lambda: runtime.leaving)
+        runtime._on_signal(signal.SIGTERM, None)  # and is told again, by health or an engine
         runtime.serve(work)
     assert done == ["t1"]
     assert master.gone.is_set()
