@@ -1,7 +1,7 @@
 """Whose place a worker takes when it registers: its own former life's, and nobody else's.
 
 In: registrations, and who is there. Out: former lives that are taken for dead. Never: a living worker that gives way to
-a sibling, or two processes that take each other's place in turn.
+a sibling, or to a process that was taken for dead before it came (so two do not take each other's place in turn).
 
 An instance is what stays the same when a process is started anew: a container, a name in a plan. A worker that does not
 say which it is may be the former life of any newcomer with its key: then the longest silent one gives way, if it stays
@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from joynexus.wire import ErrorCode
-from joynexus.wire.back import Register
 from services.master.outbox import Outbox, refuse
 from services.master.worker import Worker
 
@@ -35,26 +34,28 @@ class Instances:
         self._outbox = outbox
         self._beat_s = beat_s
         self._lose = lose
-        self._ended: OrderedDict[str, Worker | None] = OrderedDict()  # incarnation -> who has its place now
+        self._ended: OrderedDict[str, bool] = OrderedDict()  # incarnations that have; whether they said so
 
-    def check(self, message: Register) -> None:
-        """Refuse a former life.
+    def check(self, worker: Worker, others: Iterable[Worker]) -> None:
+        """Refuse a former life that comes back.
+
+        Args:
+            worker: who registers.
+            others: workers of its role that live.
 
         Raises:
             JoyNexusError: `CONFLICT` if another process has its place now, or it has said that it is gone.
         """
-        if message.incarnation not in self._ended:
-            return
-        successor = self._ended[message.incarnation]
-        if successor is None:
+        said = self._ended.get(worker.register.incarnation)
+        if said:
             raise refuse(ErrorCode.CONFLICT, "this incarnation has said that it is gone: start its process anew")
-        if successor.alive:
+        successor = next((other for other in others if same_instance(worker, other)), None)
+        if said is not None and successor is not None:
             raise refuse(
                 ErrorCode.CONFLICT,
                 f"another process (pid {successor.register.pid}) has registered as instance "
-                f"'{message.instance[:80]}' since: end one of the two, or give each its own JOYNEXUS_INSTANCE",
+                f"'{worker.register.instance[:80]}' since: end one of the two, or give each its own JOYNEXUS_INSTANCE",
             )
-        del self._ended[message.incarnation]
 
     def make_room(self, newcomer: Worker, others: Iterable[Worker]) -> None:
         """Take the former life of a newcomer for dead: now if it says who it was, else once it was silent for a while.
@@ -62,9 +63,9 @@ class Instances:
         Args:
             others: workers of its role that live.
         """
+        self._ended.pop(newcomer.register.incarnation, None)
         if newcomer.register.instance:
             for former in [each for each in others if same_instance(newcomer, each)]:
-                self._note(former, newcomer)
                 self._lose(former, "its process was started anew")
             return
         same = [each for each in others if each.key_name == newcomer.key_name and not each.register.instance]
@@ -72,12 +73,9 @@ class Instances:
             former = min(same, key=lambda other: other.heard)
             self._replace(former, former.heard)
 
-    def gone(self, worker: Worker) -> None:
-        """A worker has said that it ends: it does not come back."""
-        self._note(worker, None)
-
-    def _note(self, worker: Worker, successor: Worker | None) -> None:
-        self._ended[worker.register.incarnation] = successor
+    def ended(self, worker: Worker, *, said: bool = False) -> None:
+        """A worker is taken for dead, or has said that it ends: then it does not come back."""
+        self._ended[worker.register.incarnation] = said or self._ended.get(worker.register.incarnation, False)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 

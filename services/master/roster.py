@@ -95,7 +95,6 @@ class Roster:
             raise refuse(ErrorCode.FORBIDDEN, f"this key is not for a worker of role '{message.role}'")
         if not message.incarnation or len(message.incarnation) > 64:
             raise refuse(ErrorCode.INVALID, "incarnation must be an id of 1 to 64 characters")
-        self._instances.check(message)
         previous = self._by_peer.get(said.peer)
         if previous is not None and previous.register.incarnation != message.incarnation:
             self._lose(previous, "its connection has another incarnation now")
@@ -131,7 +130,7 @@ class Roster:
         """Forget a worker that has ended in order."""
         worker = self.of(said)
         worker.leaving = True
-        self._instances.gone(worker)
+        self._instances.ended(worker, said=True)
         self._lose(worker, "it has ended")
         self._outbox.answer(said, BeatAck())
 
@@ -252,8 +251,10 @@ class Roster:
             heard=self._outbox.now,
             detail=message.detail,
         )
+        others = list(self.living(message.role))
+        self._instances.check(worker, others)
         self._check_batch_key(worker)
-        self._instances.make_room(worker, list(self.living(message.role)))
+        self._instances.make_room(worker, others)
         worker.name = name = self._free_name(message.role)
         self._lives[name] += 1
         self._by_peer[said.peer] = self._by_incarnation[message.incarnation] = self._by_name[name] = worker
@@ -316,6 +317,7 @@ class Roster:
 
     def _lose(self, worker: Worker, why: str) -> None:
         worker.alive = False
+        self._instances.ended(worker)
         self._by_incarnation.pop(worker.register.incarnation, None)
         self._by_peer.pop(worker.peer, None)
         self._fallen[worker.register.incarnation] = tuple(worker.given)

@@ -184,6 +184,24 @@ def test_two_processes_of_one_instance_do_not_take_each_others_place_in_turn(wor
     assert registered(first).worker == "env-1"
 
 
+@pytest.mark.parametrize("between", [0, 1], ids=["the next one", "the one after that"])
+def test_a_process_that_was_taken_for_dead_takes_no_place_when_it_comes_back(world: World, between: int) -> None:
+    """A host that was cut off is back, and its work was taken over by another process of that name meanwhile."""
+    cut_off = FakeEnv(world, new_incarnation(), instance="host/one")
+    cut_off.die()
+    world.wait(10)
+    for _ in range(between):
+        FakeEnv(world, new_incarnation(), instance="host/one").die()
+        world.wait(10)
+    now = FakeEnv(world, new_incarnation(), instance="host/one")
+    cut_off.connect()
+    refused = cut_off.received[-1]
+    assert isinstance(refused, Failure)
+    assert refused.code is ErrorCode.CONFLICT
+    now.beat()
+    assert roles(world) == {"env-1": "beats"}
+
+
 def test_an_instance_is_one_of_its_key_alone(world: World) -> None:
     FakeEnv(world, new_incarnation(), key="a", instance="host/one")
     FakeEnv(world, new_incarnation(), key="b", instance="host/one")
