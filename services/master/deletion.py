@@ -60,7 +60,7 @@ class Deletions:
             who = f"job '{policy.job}'" if policy.job else "a loop"
             raise refuse(ErrorCode.CONFLICT, f"{who} drives {what}: end that first")
         self._check_jobs(what, self._about(asked.tenant, policy=policy.name))
-        if policy.applied + 1 < policy.next_seq or policy.covering is not policy.checkpoint:
+        if policy.told + 1 < policy.next_seq or policy.covering is not policy.checkpoint:
             sentence = f"something of {what} is still on its way to a trainer or to the disk: try again soon"
             raise refuse(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=500)
         self._training.forget(policy)

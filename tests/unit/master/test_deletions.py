@@ -174,6 +174,20 @@ def test_a_policy_with_ops_under_way_is_deleted_once_they_are_done(cluster: Clus
     assert world.ask(GONE, Done) == Done()
 
 
+def test_what_an_op_has_made_is_not_left_behind_by_a_deletion_that_comes_before_it_is_on_disk(cluster: Cluster) -> None:
+    world = cluster.world
+    world.tell(Publish(policy="p", lease=cluster.lease, seq=next(cluster.seq)))
+    world.ask(ReleaseLease(policy="p", lease=cluster.lease), Done)
+    world.auto_persist = False
+    cluster.work()
+    assert cluster.refusal(GONE) is ErrorCode.UNAVAILABLE
+    world.auto_persist = True
+    world.settle()
+    cluster.work()
+    assert world.ask(GONE, Done) == Done()
+    assert cluster.stored() == 0
+
+
 def test_another_policy_of_the_name_begins_anew_whatever_a_trainer_or_inference_remembers(cluster: Cluster) -> None:
     world = cluster.world
     trainer = cluster.workers[0]
