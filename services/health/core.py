@@ -15,8 +15,8 @@ The rules:
 - A live process is killed (and so started again) if the master lost it, if it does not register, or if its counter
   stands still while it works: each longer than its own watchdog would have taken.
 - A silent master is killed likewise.
-- Of a group that is to have fewer processes, those leave that are idle, the last to come first; the first of a group
-  stays. Who leaves finishes what it has (`LEAVE_S` at most), and is no more.
+- Of a group that is to have fewer processes, those leave that are of no use now, then those that are idle, the last to
+  come first; the first of a group stays. Who leaves finishes what it has (`LEAVE_S` at most), and is no more.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class HealthCore:
         stops: list[Command] = []
         first = min(stay, key=lambda i: number_of(i.name), default=None)
         others = [i for i in stay if i is not first]
-        others.sort(key=lambda i: (i.phase not in ("", "idle"), -number_of(i.name)))
+        others.sort(key=lambda i: (_use(i), -number_of(i.name)))
         for instance in others[: max(0, len(stay) - event.count)]:
             if self.starts_again and not instance.pid:  # nothing of it runs, and nothing will
                 del self._instances[instance.name]
@@ -340,3 +340,10 @@ class HealthCore:
 
 def _stays(instance: _Instance) -> bool:
     return instance.leaving_since is None
+
+
+def _use(instance: _Instance) -> int:
+    """Rank what a worker is good for: nothing (it is not there, set aside, or ends already), more work, or its own."""
+    if not instance.known or instance.phase in ("quarantined", "draining"):
+        return 0
+    return 1 if instance.phase == "idle" else 2

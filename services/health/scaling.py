@@ -8,9 +8,9 @@ The rules, for each group that has limits:
 
 - A number outside the limits is brought inside at once.
 - More, if work waits long (the oldest piece over `WAIT_S`, or all of it would take longer than that, or a trainer waits
-  for it) and has done so for `up_s`: as many as all that waits and runs would keep busy, at most twice as many as now.
+  for it; requests to act: `ACT_WAIT_S`) and has done so for `up_s`: as many as all that waits and runs would keep busy, at most twice as many as now.
   Whoever was started before must work first, unless it takes longer than `COMING_S`.
-- One less, if for `down_s` nothing waited and one less would have done.
+- One less, if for `down_s` nothing waited long and one less would have done all that there was.
 - Each only after a pause since the group's last change: `PAUSE_S` before more, `down_s` before less.
 """
 
@@ -30,6 +30,8 @@ UP_S = 3.0
 DOWN_S = 60.0
 PAUSE_S = 10.0
 WAIT_S = 5.0
+ACT_WAIT_S = 1.0
+"""Requests to act wait long sooner: a robot stands still meanwhile."""
 COMING_S = 120.0
 """A process that does not work so long after the decision is not waited for: a model loads in less."""
 DATA = "datasets"
@@ -111,7 +113,7 @@ class Scaler:
         self, group: _Group, limits: Range, before: int, lanes: Sequence[DemandRow], now: float
     ) -> tuple[int, str]:
         pressed = [lane for lane in lanes if _waits_long(lane)]
-        calm = all(lane.waiting == 0 and lane.running <= _each(lane) * (before - 1) for lane in lanes)
+        calm = not pressed and all(_pieces(lane) <= _each(lane) * (before - 1) for lane in lanes)
         group.pressed_since = (now if group.pressed_since is None else group.pressed_since) if pressed else None
         group.calm_since = (now if group.calm_since is None else group.calm_since) if calm else None
         since = now - group.changed_at
@@ -123,9 +125,8 @@ class Scaler:
         if group.calm_since is not None and now - group.calm_since >= self.down_s and since >= self.down_s:
             after = max(limits.least, before - 1)
             if after < before:
-                running = sum(lane.running for lane in lanes)
-                calm_s = now - group.calm_since
-                return after, f"nothing has waited for {calm_s:.0f} s, and {after} can do what runs ({running})"
+                calm_s, pieces = now - group.calm_since, sum(map(_pieces, lanes))
+                return after, f"{after} would have done for {calm_s:.0f} s, and can do what there is now ({pieces})"
         return before, ""
 
 
@@ -164,14 +165,24 @@ def _together(one: DemandRow, other: DemandRow) -> DemandRow:
     )
 
 
+def _pieces(lane: DemandRow) -> int:
+    return lane.running + lane.waiting
+
+
+def _wait_s(lane: DemandRow) -> float:
+    return ACT_WAIT_S if lane.role == "inference" else WAIT_S
+
+
 def _each(lane: DemandRow) -> float:
-    """Pieces that one worker does at once."""
+    """Pieces that one worker does at once; of requests to act, which go together, those that it does in time."""
+    if lane.role == "inference" and lane.cost_s:
+        return max(1.0, _wait_s(lane) / lane.cost_s)
     return lane.credit / lane.workers
 
 
 def _busy(lane: DemandRow) -> int:
     """Workers that all that waits and runs would keep busy."""
-    return math.ceil((lane.running + lane.waiting) / _each(lane))
+    return math.ceil(_pieces(lane) / _each(lane))
 
 
 def _within(limits: Range, before: int) -> tuple[int, str]:
@@ -184,12 +195,15 @@ def _within(limits: Range, before: int) -> tuple[int, str]:
 
 
 def _waits_long(lane: DemandRow) -> bool:
-    takes_s = lane.waiting * lane.cost_s / lane.credit
-    return lane.waiting > 0 and (lane.starved or lane.oldest_s > WAIT_S or takes_s > WAIT_S)
+    takes_s = lane.waiting * lane.cost_s / (lane.workers if lane.role == "inference" else lane.credit)
+    return lane.waiting > 0 and (lane.starved or max(lane.oldest_s, takes_s) > _wait_s(lane))
 
 
 def _why_more(lane: DemandRow) -> str:
     pieces = "1 piece of work waits" if lane.waiting == 1 else f"{lane.waiting} pieces of work wait"
     starved = ", and a trainer waits for them" if lane.starved else ""
+    waits = f"{pieces}, the oldest for {lane.oldest_s:.0f} s{starved}"
+    if lane.role == "inference" and lane.cost_s:
+        return f"{waits}; {lane.workers} can do {lane.workers * _each(lane):.0f} in {_wait_s(lane):.0f} s"
     takes = f", each takes {lane.cost_s:.1f} s" if lane.cost_s >= 0.05 else ""
-    return f"{pieces}, the oldest for {lane.oldest_s:.0f} s{starved}; {lane.credit} are done at once{takes}"
+    return f"{waits}; {lane.credit} are done at once{takes}"

@@ -67,17 +67,18 @@ class Demand:
         for backbone, batcher, stations in self._acting.by_backbone():
             groups = [group for station in stations for group in station.groups.values()]
             rows = sum(map(rows_of, groups))
-            each = batcher.device.of(rows) if rows else None
+            requests = sum(map(len, groups))
+            together_s = batcher.device.of(rows) if rows else None
             yield self._row(
                 f"inference:{backbone}",
                 "inference",
                 backbone,
                 [station.worker for station in stations],
                 "predict",
-                running=sum(map(len, groups)),
+                running=requests,
                 waiting=len(batcher),
                 oldest=batcher.oldest(),
-                cost_s=each / rows if each is not None else batcher.device.of(1) or 0.0,
+                cost_s=together_s / requests if together_s is not None else batcher.device.of(1) or 0.0,
             )
 
     def _trainers(self, policies: Iterable[Policy]) -> Iterator[DemandRow]:

@@ -219,7 +219,7 @@ def test_a_process_is_started_for_work_that_waits_and_ends_when_none_does(
     cluster.until(lambda: set(cluster.report()) == {"master", "trainer", "env"})
     log = cluster.local.log_file("health").read_text()
     assert "7 pieces of work wait, the oldest for 9 s; 2 are done at once, each takes 2.5 s" in log
-    assert "and 1 can do what runs (0)" in log
+    assert "and can do what there is now (0)" in log
     report = cluster.local.load_health()
     assert report is not None
     assert [(decision.before, decision.after) for decision in report.decisions] == [(1, 2), (2, 1)]

@@ -344,6 +344,17 @@ def test_those_leave_that_are_idle_the_last_to_come_first_and_never_the_first_on
     assert state(health, "env").state == "running"
 
 
+@pytest.mark.parametrize("phase", ["lost", "quarantined", "draining"])
+def test_one_that_is_of_no_use_leaves_before_one_that_could_work(phase: str) -> None:
+    health = grown_core(3)
+    seen = [role("env", instance="h/env-2", phase=phase), role("env", instance="h/env-3")]
+    if phase == "lost":  # it is being started again
+        health.handle(Ended(name="env-2", how="it exited with code 1", code=1), 3.5)
+    health.handle(Seen(roles=(role("trainer"), role("env"), *seen)), 3.6)
+    health.handle(Scale(group="env", count=2), 3.6)
+    assert [i.name for i in health.report() if i.role == "env" and i.state != "leaving"] == ["env", "env-3"]
+
+
 def test_who_has_left_is_no_more_and_is_not_started_again() -> None:
     health = grown_core(2)
     health.handle(Scale(group="env", count=1), 4.0)

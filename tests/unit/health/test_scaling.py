@@ -80,7 +80,7 @@ def test_each_decision_says_why_in_one_sentence() -> None:
         "7 pieces of work wait, the oldest for 6 s, and a trainer waits for them; 2 are done at once, each takes 2.5 s"
     )
     (less,) = decide(Scaler({"env": Range(1, 4)}), 61, 2, row(0, 1, workers=2))
-    assert less.reason == "nothing has waited for 60 s, and 1 can do what runs (1)"
+    assert less.reason == "1 would have done for 60 s, and can do what there is now (1)"
     (fixed,) = decide(Scaler({"env": Range(3, 3)}), 1, 1, row())
     assert fixed.reason == "the operator wants 3"
 
@@ -126,6 +126,23 @@ def test_figures_with_a_gap_between_them_say_nothing_of_the_time_in_the_gap() ->
     assert decide(scaler, 2, 2, row(workers=2)) == []
     assert scaler.decide({"env": 2}, [row(workers=2)], 300.0) == []  # it may have been busy in between
     assert decide(scaler, 60, 2, row(workers=2), start=301.0)
+
+
+def acts(robots: int, workers: int, *, running: int = 0, cost_s: float = 0.05) -> DemandRow:
+    """Robots that ask again as soon as they are answered; a worker takes two groups at once, of any size."""
+    waits = robots - running
+    return row(waits, running, workers=workers, group="inference:lite", cost_s=cost_s, oldest_s=waits * cost_s / workers)
+
+
+def test_inference_follows_how_long_robots_stand_still_and_comes_back_under_a_load_that_one_can_do() -> None:
+    scaler, wanted, changes = Scaler({"inference": Range(1, 8)}), 1, []
+    for second in range(1200):
+        robots = 64 if second < 600 else 16
+        seen = acts(robots, wanted, running=second % 9)  # a group is almost always under way, and somebody waits
+        for change in scaler.decide({"inference": wanted}, [seen], float(second)):
+            changes.append((change.before, change.after))
+            wanted = change.after
+    assert changes == [(1, 2), (2, 4), (4, 3), (3, 2), (2, 1)]
 
 
 def test_a_group_without_limits_is_left_alone() -> None:
