@@ -54,6 +54,13 @@ class Budgets:
         """Prices, limits or the month have changed."""
         self.look({*self._limits.tenants(), *self._over})
 
+    def resume(self) -> None:
+        """Use is restored: whoever was over when the master went down is over, and nobody is told anew."""
+        for tenant in self._limits.tenants():
+            if sentence := self._sentence(tenant):
+                self._over[tenant] = sentence
+                self._wait()
+
     def look(self, tenants: Collection[str]) -> None:
         """These tenants have used something."""
         for tenant in sorted(tenants):

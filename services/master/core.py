@@ -265,7 +265,10 @@ class MasterCore:
         return self._outbox.take()
 
     def restore(self, records: Iterable[Record]) -> list[Command]:
-        """Take everything back from the journal, in the order in which it gives it; go on with what was under way."""
+        """Take everything back from the journal, in the order in which it gives it; go on with what was under way.
+
+        Limits and prices are told before, so that nobody who is over its budget begins anything.
+        """
         for record in records:
             match record:
                 case PolicyRecord() | VersionRecord() | CheckpointRecord() | StateRecord():
@@ -285,6 +288,7 @@ class MasterCore:
                 case BlobRecord():
                     self._holdings.upload(record.tenant, record.digest, record.nbytes)
         self._meter.resume()
+        self._budgets.resume()
         for policy in self._policies.everywhere():
             self._training.ready(policy)
         self._catalog.resume()

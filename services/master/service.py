@@ -12,14 +12,13 @@ In: settings. Out: a running master. Never: a decision about tenants' work (the 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
-import secrets
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 import zmq
 
@@ -44,10 +43,8 @@ from joynexus.wire.back import ClusterView
 from joynexus.wire.front import OpResult
 from services.master.bulk import BulkService, Question
 from services.master.clock import Clock
-from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Sources, Waited
+from services.master.commands import Command, DeleteBlobs, Log, Persist, Send, Waited
 from services.master.commit import Committer
-from services.master.config import CoreConfig
-from services.master.core import MasterCore
 from services.master.doors import look_up, open_doors, receive, send
 from services.master.events import (
     BlobStored,
@@ -62,6 +59,7 @@ from services.master.events import (
 )
 from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
+from services.master.make_core import make_core
 from services.master.metrics import MetricsPort
 from services.master.oplog import OpLog
 from services.master.reception import Reception
@@ -111,11 +109,15 @@ class MasterService:
             self._all_counts,
             lambda key: look_up(self._registry, key) is not None,
         )
+        self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
+        self._prices = PricesFile(settings.keys_dir / "prices.toml")
+        with suppress(ValueError):  # said when they are looked at
+            self._core.handle(PricesChanged(prices=self._prices.load()), self._now())
+        with suppress(ValueError):
+            self._core.handle(LimitsChanged(limits=self._limits.load()), self._now())
         # Before any door opens: nobody is answered by a master that cannot read its own memory.
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
-        self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
-        self._prices = PricesFile(settings.keys_dir / "prices.toml")
         self._look_at = 0.0
         self._progress = Progress()
         self._watchdog = Watchdog(self._progress)
@@ -375,36 +377,6 @@ class MasterService:
     def _ask(self, question: Question) -> None:
         self._questions.append(question)
         self._wakeup.set()
-
-
-def make_core(
-    settings: MasterSettings,
-    sources: Sources,
-    now: float,
-    counts: Callable[[], Mapping[str, int]] = dict,
-    key_is_valid: Callable[[str], bool] = lambda key: True,
-) -> MasterCore:
-    """Make the core that these settings ask for."""
-    config = CoreConfig(
-        beat_ms=settings.beat_ms,
-        silent_s=settings.silent_s,
-        batch_rows=settings.batch_rows,
-        batch_wait_s=settings.batch_wait_ms / 1000,
-        max_inflight_ops=settings.max_inflight_ops,
-        quota_bytes=settings.quota_bytes,
-        max_policies=settings.max_policies,
-        kills=settings.max_kills,
-    )
-    prefix, numbers = os.urandom(8).hex(), itertools.count(1)
-    return MasterCore(
-        config,
-        new_id=lambda: f"{prefix}{next(numbers):016x}",
-        new_secret=lambda: secrets.token_hex(16),
-        sources=sources,
-        now=now,
-        counts=counts,
-        key_is_valid=key_is_valid,
-    )
 
 
 def _give_up() -> None:

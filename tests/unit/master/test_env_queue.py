@@ -15,7 +15,7 @@ from joynexus.wire import ErrorCode
 from joynexus.wire.back import Leaving, Rollout
 from joynexus.wire.front import CancelJob, ClusterStatus, GetJob, JobInfo, Status
 from services.master.config import CoreConfig
-from services.master.service import make_core
+from services.master.make_core import make_core
 from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.test_jobs import Cluster, info, push, sft, submit

@@ -118,6 +118,7 @@ class World:
         self.actors: dict[Peer, Callable[[Send], None]] = {}
         self.unreachable: set[Peer] = set()
         self.revoked: set[str] = set()
+        self.standing: list[Event] = []  # limits and prices, told to each master before its journal
         self._ids = itertools.count(1)
         self._secrets = itertools.count(1)
         self._peers = itertools.count(1)
@@ -136,6 +137,8 @@ class World:
             now=self.now,
             key_is_valid=lambda key: key not in self.revoked,
         )
+        for event in self.standing:
+            core.handle(event, self.now)
         self._run(core.restore(self.journal.load()))
         return core
 
