@@ -119,6 +119,7 @@ class DockerSupervisor:
         self._dead: set[str] = set()  # the engine is starting them again
         self._due: dict[str, Action] = {}
         self._leaving: dict[str, str] = {}
+        self._left: list[str] = []
         self._strange: set[str] = set()
         self._look_at = 0.0
         self._silent = ""
@@ -180,11 +181,13 @@ class DockerSupervisor:
         if now < self._look_at and not self._due:
             return []
         self._look_at = now + LOOK_S
+        changes: list[Adopted | Started | Ended | Removed] = []
         with self._asking():
             self._act()
             new, changes = self._look()
-            return [Adopted(running=tuple(new)), *changes] if new else changes
-        return []
+            changes = [Adopted(running=tuple(new)), *changes] if new else changes
+            self._tidy()
+        return changes
 
     # Inside
 
@@ -194,17 +197,29 @@ class DockerSupervisor:
             container = self._alive.get(name)
             if container is None and name in self._dead:
                 continue  # the engine is starting it again
-            try:
-                if container is not None:
+            if container is not None:
+                try:
                     self._engine.do(action, container.id)
                     if action is not Action.RESTART:
                         self._leaving[name] = container.id
-            except PermissionError as error:
-                log.error("container_left_alone", instance=name, why=str(error))
-            except APIError as error:
-                if error.status_code not in (404, 409):  # it is gone, or does not run: the next look says so
-                    raise
+                except PermissionError as error:
+                    log.error("container_left_alone", instance=name, why=str(error))
+                except APIError as error:
+                    if error.status_code == 409:  # it ended just now: the next look says whether it comes back
+                        continue
+                    if error.status_code != 404:
+                        raise
             del self._due[name]
+
+    def _tidy(self) -> None:
+        """Remove those that were to leave and have ended."""
+        while self._left:
+            try:
+                self._engine.do(Action.REMOVE, self._left[-1])
+            except APIError as error:
+                if error.status_code not in (404, 409):  # somebody removes it, or has started it again
+                    raise
+            self._left.pop()
 
     def _look(self) -> tuple[list[Started], list[Adopted | Started | Ended | Removed]]:
         """Compare what the engine says with what is known: those that are new, and what became of the others."""
@@ -215,7 +230,7 @@ class DockerSupervisor:
             name, state = _instance(described), described["State"]
             known, up = name in self._alive or name in self._dead, state["Status"] == "running"
             if self._leaving.get(name) == described["Id"] and state["Status"] == "exited":
-                self._engine.do(Action.REMOVE, described["Id"])
+                self._left.append(described["Id"])
             elif not up and state["Status"] != "restarting":
                 continue  # somebody stopped or paused it, and it is theirs
             elif INSTANCE not in (described["Config"].get("Env") or ()):

@@ -60,6 +60,7 @@ class FakeEngine:
         self.containers: dict[str, FakeContainer] = {}
         self.asked: list[str] = []  # all but questions
         self.broken = ""
+        self.refuses: dict[str, int] = {}  # status by method
         self._made = 0
         engine = self
 
@@ -143,6 +144,8 @@ class FakeEngine:
         if method == "GET" and words[2:] == ["json"]:
             return 200, found.describe()
         self.asked.append(f"{method} {found.name} {' '.join(words[2:])} {split.query}".strip())
+        if method in self.refuses:
+            return self.refuses[method], {"message": "not now"}
         match method, words[2:]:
             case "POST", ["restart"] | ["start"]:
                 found.status, found.started = "running", found.started + 1

@@ -115,6 +115,40 @@ def test_one_that_is_to_leave_finishes_and_is_removed(engine: FakeEngine, superv
     ]
 
 
+def test_what_happened_is_told_also_when_one_that_left_cannot_be_removed_yet(
+    engine: FakeEngine, supervisor: DockerSupervisor
+) -> None:
+    supervisor.adopt()
+    supervisor.start("env-2")
+    supervisor.stop("env-2")
+    engine.refuses["DELETE"] = 500
+    later, env = engine.add("trainer"), container(engine, "env-1")
+    env.started = 7
+    changes = supervisor.changes()
+    assert [type(event) for event in changes] == [Adopted, Ended, Started, Removed]
+    assert container(engine, "env-2").status == "exited"
+    engine.refuses.clear()
+    assert supervisor.changes() == []
+    assert "shop-env-2" not in {c.name for c in engine.containers.values()}
+    assert later.status == "running"
+
+
+def test_one_that_ends_just_as_it_is_told_to_leave_is_told_again_when_it_is_back(
+    engine: FakeEngine, supervisor: DockerSupervisor
+) -> None:
+    supervisor.adopt()
+    supervisor.start("env-2")
+    env = container(engine, "env-2")
+    supervisor.stop("env-2")
+    engine.refuses["POST"] = 409
+    env.status = "restarting"
+    assert [type(event) for event in supervisor.changes()] == [Ended]
+    engine.refuses.clear()
+    env.status, env.started = "running", 20
+    assert [type(event) for event in supervisor.changes()] == [Started]
+    assert supervisor.changes() == [Removed(name="env-2")]
+
+
 def test_one_that_does_not_finish_is_ended(engine: FakeEngine, supervisor: DockerSupervisor) -> None:
     supervisor.adopt()
     supervisor.start("env-2")

@@ -131,7 +131,9 @@ def test_figures_with_a_gap_between_them_say_nothing_of_the_time_in_the_gap() ->
 def acts(robots: int, workers: int, *, running: int = 0, cost_s: float = 0.05) -> DemandRow:
     """Robots that ask again as soon as they are answered; a worker takes two groups at once, of any size."""
     waits = robots - running
-    return row(waits, running, workers=workers, group="inference:lite", cost_s=cost_s, oldest_s=waits * cost_s / workers)
+    return row(
+        waits, running, workers=workers, group="inference:lite", cost_s=cost_s, oldest_s=waits * cost_s / workers
+    )
 
 
 def test_inference_follows_how_long_robots_stand_still_and_comes_back_under_a_load_that_one_can_do() -> None:
