@@ -25,12 +25,10 @@ from joynexus.client import connect
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile
 from joynexus.local import ClusterPlan, HealthReport, LocalCluster, RolePlan
-from joynexus.scale import parse_scale
+from joynexus.scale import WORKERS, instance_name, parse_scale
 from joynexus.wire import JoyNexusError
 
 DOWN_S = 45.0
-WORKERS = ("trainer", "inference", "env")
-"""Groups of processes that there may be several of."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def make_plan(cluster: LocalCluster, addresses: Addresses, options: Options, roo
         ("env", options.env_workers, env),
     ):
         for number in range(1, count + 1):
-            name = role if number == 1 else f"{role}-{number}"
+            name = instance_name(role, number)
             roles.append(RolePlan(name=name, role=role, env={**every, **worker(role), **own}))
     if options.dashboard:
         listen = {"JOYNEXUS_LISTEN": free_listen(cluster)}

@@ -163,11 +163,13 @@ class LocalCluster:
         """Read how many there may be; ValueError with one sentence if that cannot be read."""
         try:
             words = msgspec.json.decode(self.scale_file.read_bytes(), type=dict[str, str])
+            return parse_scale(",".join(f"{group}={limit}" for group, limit in words.items()))
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{self.scale_file} cannot be read ({error}): `joynexus scale` writes it anew") from error
-        return parse_scale(",".join(f"{group}={limit}" for group, limit in words.items()))
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            raise ValueError(
+                f"{self.scale_file} cannot be read ({error}): delete it, then say it again with `joynexus scale`"
+            ) from error
 
     # Processes
 

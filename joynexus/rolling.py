@@ -40,7 +40,7 @@ def restart(
         say: called with a line on each step.
 
     Returns:
-        The names of the processes, in the order in which they were restarted.
+        The names of the processes, in the order in which they were restarted; those that scaling ended, too.
 
     Raises:
         ValueError: if there is no such role, health does not run, or one does not come back; the rest runs on then.
@@ -59,8 +59,10 @@ def restart(
     with client:
         _wait_until_back(cluster, client, timeout_s)
         for name in names:
-            say(f"restarting {name}")
             old = cluster.running(name)
+            if not old:  # scaling has had it leave meanwhile
+                continue
+            say(f"restarting {name}")
             if name == HEALTH:  # SIGTERM would have it take the cluster down; it holds nothing that could be lost
                 cluster.end([name], grace_s=grace_s, by=signal.SIGKILL)
                 start_health(cluster, Path(plan.root), plan.roles[0].env.get("JOYNEXUS_LOG_LEVEL", "info"))
@@ -88,10 +90,8 @@ def chosen(roles: Mapping[str, str], which: Sequence[str]) -> list[str]:
     return sorted((name for name in roles if name in meant or not which), key=lambda name: last.get(roles[name], 0))
 
 
-def _wait_until_back(
-    cluster: LocalCluster, client: Client, timeout_s: float, *, name: str = "", old: int = 0
-) -> None:
-    """Wait until all roles run and the master knows them; of `name`, another process than `old`."""
+def _wait_until_back(cluster: LocalCluster, client: Client, timeout_s: float, *, name: str = "", old: int = 0) -> None:
+    """Wait until all roles run and the master knows them; of `name`, another process than `old`, or none if it left."""
     deadline = time.monotonic() + timeout_s
     while True:
         health, report = cluster.running(HEALTH), cluster.load_health()
@@ -102,7 +102,8 @@ def _wait_until_back(
                 log = cluster.log_file(instance.name)
                 raise ValueError(f"{instance.name} does not start again: {instance.reason} (see {log})")
         up = bool(instances) and all(i.state == "running" and i.pid == cluster.running(i.name) for i in instances)
-        if up and (not name or cluster.running(name) != old):
+        left = name != HEALTH and all(instance.name != name for instance in instances)
+        if up and (not name or left or cluster.running(name) != old):
             workers = {instance.pid for instance in instances if instance.role != "master"}
             with contextlib.suppress(JoyNexusError):  # the master may only just be back
                 if workers <= {role.pid for role in client.status().roles if role.phase != "lost"}:

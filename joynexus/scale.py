@@ -10,6 +10,8 @@ import re
 
 import msgspec
 
+WORKERS = ("trainer", "inference", "env")
+"""Kinds of processes that there may be several of."""
 MOST = 64
 """Processes of a group; on one machine, or one engine, there is no use for more."""
 
@@ -40,10 +42,15 @@ def parse_scale(text: str) -> dict[str, Range]:
             raise ValueError(f"'{word}' cannot be: at least 1, at most {MOST}, and the smaller number first")
         if group in ranges:
             raise ValueError(f"'{group}' is named twice: say one number or range for it")
-        if group == "master":
-            raise ValueError("there is one master, and no second one beside it: scale the workers")
+        if role_of(group) not in WORKERS:
+            raise ValueError(f"there is no '{group}' that could be scaled: there are {', '.join(WORKERS)}")
         ranges[group] = Range(least, most)
     return ranges
+
+
+def role_of(group: str) -> str:
+    """Return what a group's processes are: `env-maniskill` is an env, too."""
+    return group.partition("-")[0]
 
 
 def group_of(name: str) -> str:

@@ -37,9 +37,8 @@ def scale(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until it is so.")] = 300.0,
 ) -> None:
     """Say how many processes of a kind there should be, or may be; a cluster goes on serving meanwhile."""
-    from joynexus.launch import WORKERS
     from joynexus.local import LocalCluster
-    from joynexus.scale import parse_scale
+    from joynexus.scale import WORKERS, parse_scale
 
     cluster = LocalCluster(state_dir)
     cluster.load_plan()
@@ -87,8 +86,7 @@ def _wait(cluster: LocalCluster, asked: Mapping[str, Range], timeout_s: float) -
 
 
 def _show(cluster: LocalCluster) -> None:
-    from joynexus.launch import WORKERS
-    from joynexus.scale import group_of
+    from joynexus.scale import WORKERS, group_of
 
     report, limits = cluster.load_health(), cluster.load_scale()
     states: dict[str, Counter[str]] = {group: Counter() for group in WORKERS}

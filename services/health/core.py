@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from joynexus.local import InstanceHealth
-from joynexus.scale import group_of, instance_name, number_of
+from joynexus.scale import WORKERS, group_of, instance_name, number_of, role_of
 from joynexus.wire.front import RoleStatus
 
 PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -214,8 +214,8 @@ class HealthCore:
         )
 
     def wanted(self) -> dict[str, int]:
-        """Return how many instances each group is to have; the master is no group."""
-        return Counter(group_of(i.name) for i in self._instances.values() if _stays(i) and i.role != "master")
+        """Return how many instances each group that can be scaled is to have."""
+        return Counter(group_of(i.name) for i in self._instances.values() if _stays(i) and i.role in WORKERS)
 
     def _state(self, instance: _Instance) -> str:
         if instance.leaving_since is not None:
@@ -230,7 +230,7 @@ class HealthCore:
         return self._master_heard is not None if instance.role == "master" else instance.known
 
     def _add(self, name: str) -> _Instance:
-        role = self.roles.get(group_of(name), group_of(name).partition("-")[0])  # `env-maniskill` is an env, too
+        role = self.roles.get(group_of(name), role_of(group_of(name)))
         self._instances[name] = instance = _Instance(name=name, role=role)
         return instance
 

@@ -9,7 +9,7 @@ The rules, for each group that has limits:
 - A number outside the limits is brought inside at once.
 - More, if work waits long (the oldest piece over `WAIT_S`, for requests to act `ACT_WAIT_S`; or all of it would take
   longer than that; or a trainer waits for it) and has done so for `up_s`: as many as all that waits and runs would keep
-  busy, at most twice as many as now. Whoever was started before must work first, unless it takes longer than `COMING_S`.
+  busy, at most twice as many as now. Whoever was started before must work first, unless that takes over `COMING_S`.
 - One less, if for `down_s` nothing waited long and one less would have done all that there was.
 - Each only after a pause since the group's last change: `PAUSE_S` before more, `down_s` before less.
 """

@@ -15,6 +15,7 @@ import pytest
 
 from joynexus import launch
 from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
+from joynexus.scale import Range
 from services.health.core import Ended
 from services.health.supervisor import LocalSupervisor
 from tests.waiting import until
@@ -216,3 +217,14 @@ def test_up_that_is_to_scale_what_cannot_be_starts_nothing(tmp_path: Path, words
         launch.up(tmp_path, launch.Options(scale=words))
     assert LocalCluster(tmp_path).all_running() == {}
     assert not LocalCluster(tmp_path).plan_file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"env": "4-1"}', '{"env": 3}', '{"dashboard": "2"}', "\xff"])
+def test_limits_that_cannot_be_read_are_refused_with_the_way_out(cluster: LocalCluster, text: str) -> None:
+    assert cluster.load_scale() == {}
+    cluster.scale_file.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"scale\.json cannot be read .* delete it"):
+        cluster.load_scale()
+    cluster.scale_file.unlink()
+    cluster.save_scale({"env": Range(1, 4)})
+    assert cluster.load_scale() == {"env": Range(1, 4)}

@@ -201,7 +201,8 @@ def test_what_an_operator_says_is_read() -> None:
 
 def wrong() -> Iterator[tuple[str, str]]:
     yield from (("env", "write for example env=3"), ("env=0-2", "at least 1"), ("env=4-1", "smaller number first"))
-    yield from (("env=1,env=2", "named twice"), ("master=2", "there is one master"), ("env=99", "at most 64"))
+    yield from (("env=1,env=2", "named twice"), ("master=2", "there is no 'master'"), ("env=99", "at most 64"))
+    yield from (("dashboard=2", "there are trainer, inference, env"), ("env_2=2", "write for example env=3"))
 
 
 @pytest.mark.parametrize(("words", "said"), wrong())
