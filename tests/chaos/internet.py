@@ -53,11 +53,11 @@ class Internet:
 
     Args:
         hosts: how many.
-        latency_s: one way; may be changed at any moment.
+        latency_s: one way.
     """
 
     def __init__(self, hosts: int, *, latency_s: float = 0.0) -> None:
-        self.latency_s = latency_s
+        self._latency_s = latency_s
         self.addresses = [f"198.18.0.{number}" for number in range(1, hosts + 1)]
         network = f"jn-{os.getpid()}-{next(_numbers)}"
         self._names = {address: f"{network}-{number}" for number, address in enumerate(self.addresses, start=1)}
@@ -140,7 +140,7 @@ class Internet:
                 for packet in _packets(tun):
                     to = socket.inet_ntoa(packet[16:20]) if packet[0] >> 4 == 4 else ""
                     if to in self._tuns and not {to, hosts[tun]} & self._cut:
-                        due = time.monotonic() + self.latency_s
+                        due = time.monotonic() + self._latency_s
                         heapq.heappush(held, (due, next(order), self._tuns[to], packet))
             while held and held[0][0] <= time.monotonic():
                 _, _, tun, packet = heapq.heappop(held)
