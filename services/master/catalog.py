@@ -22,10 +22,11 @@ from joynexus.wire.back import DatasetPrepared, PrepareDataset
 from joynexus.wire.front import DatasetInfo, DatasetList, FileEntry, GetDataset, ListDatasets, PushDataset
 from services.master.checks import check_any_name
 from services.master.config import CoreConfig
+from services.master.env_queue import EnvQueue
 from services.master.events import FrontMessage
 from services.master.holdings import SHARED, Holdings
 from services.master.outbox import Outbox, not_found, not_saved, refuse
-from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, EnvQueue, Task
+from services.master.tasks import DATASETS, MOUNTED, EnvAnswer, Task
 
 _MAX_FILES = 100_000
 _MAX_FILES_BYTES = limits.MAX_BODY_BYTES - 8 * 1024  # they travel on to the env service beside a few other fields

@@ -37,6 +37,7 @@ from services.master.catalog import Catalog
 from services.master.commands import Command, Sources
 from services.master.config import CoreConfig
 from services.master.deletion import Deletions
+from services.master.env_queue import EnvQueue
 from services.master.events import (
     BackMessage,
     BlobServed,
@@ -70,7 +71,6 @@ from services.master.reports import Counts, Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.supervision import Supervision
-from services.master.tasks import EnvQueue
 from services.master.training import Training
 from services.master.view import Views
 from services.master.viewers import Viewers

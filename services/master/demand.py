@@ -13,10 +13,11 @@ from joynexus.wire.back import DemandRow
 from joynexus.wire.hosted import OWN
 from services.master.act_groups import rows_of
 from services.master.acting import Acting
+from services.master.env_queue import EnvQueue
 from services.master.jobs import Jobs
 from services.master.outbox import Outbox
 from services.master.policy import Policy
-from services.master.tasks import DATASETS, EnvQueue, lane_of
+from services.master.tasks import DATASETS, lane_of
 from services.master.training import Training
 from services.master.worker import Worker
 

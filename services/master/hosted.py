@@ -31,10 +31,11 @@ from joynexus.wire.hosted import (
     WithdrawEnvironment,
 )
 from services.master.config import CoreConfig
+from services.master.env_queue import EnvQueue
 from services.master.events import FrontMessage
 from services.master.host_answers import MAX_CREDIT, check_offer, checked_description, checked_rollout
 from services.master.outbox import Outbox, refuse
-from services.master.tasks import EnvQueue, Task, simulator_need
+from services.master.tasks import Task, simulator_need
 from services.master.worker import Worker
 
 _PULLS = 2.5

@@ -18,6 +18,7 @@ from joynexus.wire.front import JobInfo
 from services.master.acting import Acting
 from services.master.catalog import Catalog
 from services.master.config import CoreConfig
+from services.master.env_queue import EnvQueue
 from services.master.holdings import Holdings
 from services.master.intake import Intake
 from services.master.metering import Meter
@@ -25,7 +26,6 @@ from services.master.outbox import Outbox, refuse
 from services.master.policies import Policies
 from services.master.policy import Policy
 from services.master.serving import Serving
-from services.master.tasks import EnvQueue
 from services.master.training import Training
 
 ENDED = frozenset({"succeeded", "failed", "cancelled"})

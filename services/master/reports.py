@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from joynexus.wire.front import ClusterStatus, LaneStatus, RoleStatus, Status
 from services.master.acting import Acting
+from services.master.env_queue import EnvQueue
 from services.master.events import BackMessage, FrontMessage
 from services.master.hosted import Hosts
 from services.master.jobs import Jobs
@@ -22,7 +23,6 @@ from services.master.policy import Policy
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.supervision import Supervision
-from services.master.tasks import EnvQueue
 from services.master.training import Training
 
 Counts = Callable[[], Mapping[str, int]]

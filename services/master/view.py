@@ -24,6 +24,7 @@ from joynexus.wire.back import (
 )
 from services.master.acting import Acting
 from services.master.demand import Demand
+from services.master.env_queue import EnvQueue
 from services.master.events import BackMessage
 from services.master.job import Job
 from services.master.jobs import Jobs
@@ -35,7 +36,7 @@ from services.master.reports import Reports
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.supervision import Supervision
-from services.master.tasks import EnvQueue, lane_of
+from services.master.tasks import lane_of
 from services.master.training import Training
 from services.master.viewers import Pass, Viewers
 
