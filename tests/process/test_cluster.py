@@ -321,9 +321,9 @@ def test_each_piece_of_work_is_found_in_every_roles_log_under_one_trace(
 
 
 def test_usage_is_metered(client: Client, undisturbed: list[float]) -> None:
-    line = max((line for line in client.usage().lines if line.policy == "undisturbed"), key=lambda line: line.trainer_s)
-    assert line.samples >= 60 * 8
-    assert line.trainer_s > 0
+    lines = [line for line in client.usage().lines if line.policy == "undisturbed"]
+    assert max(line.samples for line in lines if line.job) >= 60 * 8
+    assert sum(line.trainer_s for line in lines) > 0
 
 
 @pytest.mark.parametrize(
