@@ -377,6 +377,8 @@ class Training:
         """Have policies wait for their turn if they have something to send; then use what credit there is."""
         touched: dict[str, Trainer] = {}
         for trainee in trainees:
+            if self._trainees.get(trainee.policy.key) is not trainee:
+                continue  # its policy was deleted since
             self._answer_given_up(trainee.policy)
             if trainee.vacated and trainee.home is not None:
                 touched[trainee.home.name] = self._trainers[trainee.home.name]

@@ -11,7 +11,7 @@ import pytest
 from common.journal.journal import Journal, journal_url
 from common.journal.records import Record
 from joynexus.specs import EvaluateSpec, PipelineSpec
-from joynexus.wire import ErrorCode, Message
+from joynexus.wire import ErrorCode, Message, failure
 from joynexus.wire.back import TrainGroup
 from joynexus.wire.front import (
     Act,
@@ -186,6 +186,21 @@ def test_what_an_op_has_made_is_not_left_behind_by_a_deletion_that_comes_before_
     cluster.work()
     assert world.ask(GONE, Done) == Done()
     assert cluster.stored() == 0
+
+
+def test_a_policy_is_deleted_also_while_it_waits_for_a_trainer_to_have_room_again(cluster: Cluster) -> None:
+    world, trainer = cluster.world, cluster.workers[0]
+    assert isinstance(trainer, FakeTrainer)
+    push(world, "demos")
+    cluster.work()
+    job = world.ask(SubmitJob(key="s", spec=sft(policy="q", steps=30)), JobInfo).job
+    trainer.refuses = failure(ErrorCode.UNAVAILABLE, "the disk is full")
+    cluster.work()
+    world.ask(CancelJob(job=job), JobInfo)
+    assert world.ask(DeletePolicy(policy="q"), Done) == Done()
+    world.wait(5.0)
+    cluster.work()
+    assert cluster.refusal(GetPolicy(policy="q")) is ErrorCode.NOT_FOUND
 
 
 def test_another_policy_of_the_name_begins_anew_whatever_a_trainer_or_inference_remembers(cluster: Cluster) -> None:
