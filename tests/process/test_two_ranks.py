@@ -141,6 +141,14 @@ def test_a_sample_at_fault_is_told_from_its_neighbours_on_whichever_device_it_is
         assert len(two.spread.forward([good] * 3, layers)) == 3, "and the two go on understanding each other"
 
 
+def test_signals_that_ask_the_trainer_to_finish_end_no_follower(two: Two) -> None:
+    (follower,) = two.followers.processes
+    for number in (signal.SIGTERM, signal.SIGINT):
+        follower.send_signal(number)
+    assert len(two.spread.forward([Observation((), "go")] * 3)) == 3
+    assert follower.poll() is None
+
+
 def test_who_has_lost_a_follower_ends_as_it_ended(two: Two) -> None:
     """Last in this file: nothing is left of the two."""
     (follower,) = two.followers.processes
