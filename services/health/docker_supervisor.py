@@ -270,7 +270,8 @@ class DockerSupervisor:
         code = int(state.get("ExitCode") or 0)
         memory = " for want of memory" if state.get("OOMKilled") else ""
         outside = code == 137 and not memory
-        return Ended(name=name, how=f"it exited with code {code}{memory}", code=code, outside=outside)
+        how = f"it exited with code {code}{memory}" if code else "it was asked to end"
+        return Ended(name=name, how=how, code=code, outside=outside)
 
     def _leave_alone(self, name: str) -> None:
         if name not in self._strange:

@@ -18,13 +18,15 @@ from typing import Protocol
 
 from joynexus.local import ClusterPlan, LocalCluster, wait_gone
 from joynexus.scale import group_of
-from services.health.core import Adopted, Ended, Removed, Started
+from services.health.core import ORDERLY, Adopted, Ended, Removed, Started
 
 LOG_BYTES = 20 * 1024 * 1024
 """A log larger than this is put aside (one older one is kept) when its instance is started."""
 
 _LAST_WORDS = {"PYTHONUNBUFFERED": "1"}
 """So that they stand last in a log."""
+SILENT = (*ORDERLY, -signal.SIGKILL)
+"""Exit codes of ends of which a log says nothing: its last line tells of something else."""
 
 
 class Supervisor(Protocol):
@@ -110,7 +112,7 @@ class LocalSupervisor:
         self._signal(name, signal.SIGKILL)
 
     def changes(self) -> list[Ended]:
-        """Return what ended since the last call, with the last line of its log."""
+        """Return what ended since the last call, with the last line of its log where that may tell why."""
         gone: list[Ended] = []
         for name, handle in list(self._handles.items()):
             child = self._children.get(name)
@@ -119,7 +121,10 @@ class LocalSupervisor:
                 continue
             if child is not None:
                 code = child.wait()
-                how, outside = _how(code), code == -signal.SIGKILL and self._had_memory(name)
+                killed, had_memory = code == -signal.SIGKILL, self._had_memory(name)
+                how, outside = _how(code), killed and had_memory
+                if killed and not had_memory:
+                    how += ", perhaps by the kernel, for want of memory"
                 del self._children[name]
             else:
                 code, outside = None, True
@@ -129,7 +134,8 @@ class LocalSupervisor:
             if name in self._stopped:
                 self._stopped.remove(name)
                 self._cluster.forget(name)
-            gone.append(Ended(name=name, how=how + self._cluster.last_words(name), code=code, outside=outside))
+            said = "" if code in SILENT else self._cluster.last_words(name)
+            gone.append(Ended(name=name, how=how + said, code=code, outside=outside))
         return gone
 
     def stop_all(self, grace_s: float) -> list[str]:
@@ -178,7 +184,9 @@ def _instance(name: str) -> str:
 
 
 def _how(code: int) -> str:
-    if code >= 0:
+    if code == 0:
+        return "it was asked to end"
+    if code > 0:
         return f"it exited with code {code}" + (" (its watchdog found it wedged)" if code == 124 else "")
     try:
         name = signal.Signals(-code).name

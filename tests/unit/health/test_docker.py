@@ -74,6 +74,8 @@ def test_the_engine_restarts_what_ends_and_health_only_tells(engine: FakeEngine,
     assert supervisor.changes() == [Started(name="env", pid=1005, instance=env.id[:12])]
     env.started = 6  # once more, between two looks
     assert [type(event) for event in supervisor.changes()] == [Ended, Started]
+    env.status, env.code = "restarting", 0
+    assert supervisor.changes() == [Ended(name="env", how="it was asked to end", code=0)]
     assert engine.asked == []
 
 
