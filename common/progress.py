@@ -192,7 +192,7 @@ class Watchdog:
                 faulthandler.dump_traceback_later(30.0 + self._progress.longest_deadline_s(), exit=True)
             sentence = self._progress.overdue()
             if sentence:
-                log.critical("watchdog: %s; the process ends itself", sentence)
                 faulthandler.dump_traceback(all_threads=True)
+                log.critical("watchdog: %s; the process ends itself", sentence)  # last: health tells how a log ends
                 self._exit(EXIT_WEDGED)
                 return
