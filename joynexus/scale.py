@@ -7,6 +7,7 @@ process is like one that runs), or a word that is silently ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -51,6 +52,20 @@ def parse_scale(text: str) -> dict[str, Range]:
 def role_of(group: str) -> str:
     """Return what a group's processes are: `env-maniskill` is an env, too."""
     return group.partition("-")[0]
+
+
+def group_for(demand: str, role: str, groups: Iterable[str]) -> str:
+    """Return the group that does a kind of work; empty if there is none.
+
+    Args:
+        demand: kind of work, like `env:maniskill`: the group is `env-maniskill` if there is one, else `env`, else the
+            only one of its role.
+        role: of those who do it.
+        groups: all there are.
+    """
+    of_role = [group for group in groups if role_of(group) == role]
+    names = (demand.replace(":", "-"), role, *(of_role if len(of_role) == 1 else ()))
+    return next((name for name in names if name in of_role), "")
 
 
 def group_of(name: str) -> str:

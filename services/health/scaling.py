@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from joynexus.scale import Range
+from joynexus.scale import Range, group_for
 from joynexus.wire.back import DemandRow
 
 UP_S = 3.0
@@ -133,15 +133,12 @@ class Scaler:
 def by_group(rows: Iterable[DemandRow], groups: Iterable[str]) -> dict[str, list[DemandRow]]:
     """Return what each group's lanes have to do: simulators of all families together, and data sets.
 
-    A row `env:maniskill` is the group's `env-maniskill`, if there is one, else that of `env`, else that of the only
-    group of its role. What no worker serves is left out: more of those that there are could not do it either.
+    What no worker serves is left out: more of those that there are could not do it either.
     """
     known = set(groups)
     lanes: dict[tuple[str, bool], DemandRow] = {}
     for row in rows:
-        same = [group for group in known if group.partition("-")[0] == row.role]
-        names = [row.group.replace(":", "-"), row.role, *(same if len(same) == 1 else ())]
-        name = next((name for name in names if name in known), "")
+        name = group_for(row.group, row.role, known)
         if name and row.workers and row.credit:
             lane = name, row.need == DATA
             lanes[lane] = _together(lanes[lane], row) if lane in lanes else row

@@ -132,7 +132,8 @@ class DemandRow(Wire, frozen=True, kw_only=True):
         group: `env:<simulator family>`, `env:datasets`, `inference:<backbone>` or `training:<backbone>`.
         role: of the workers.
         need: what they must serve.
-        workers, credit: that serve it and take new work, and the pieces that these take at once.
+        workers, credit: that serve it and take new work, and the pieces (of requests to act: groups) that these take at
+            once.
         running, waiting: pieces of work: tasks, requests to act, ops.
         oldest_s: how long the oldest of those that wait has waited.
         cost_s: seconds that a piece takes a worker; 0 while nobody knows.

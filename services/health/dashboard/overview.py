@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from joynexus.scale import group_for
 from services.health.dashboard import figures
 from services.health.dashboard.listing import ENDED
 
@@ -190,6 +191,11 @@ def by_queue(lanes: Sequence[LaneStatus]) -> dict[str, list[LaneStatus]]:
 def pools(view: ClusterView) -> list[DemandRow]:
     """Return what waits for workers, by their kind, the busiest kind first."""
     return sorted(view.demand, key=lambda row: (-row.waiting, -row.running, row.group))
+
+
+def wanted(view: ClusterView, row: DemandRow) -> int:
+    """Return how many workers health wants in the group that does this; 0 if it does not say."""
+    return view.desired.get(group_for(row.group, row.role, view.desired), 0)
 
 
 @dataclass(frozen=True)

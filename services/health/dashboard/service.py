@@ -30,6 +30,8 @@ HUNG_S = 20.0
 """A loop that stood still for so long ends the process."""
 REQUEST_S = 10.0
 """How long a connection may be without a whole request; it is ended within twice that."""
+STUCK_S = 30.0
+"""How long what is sent may wait for a browser that does not read."""
 CONNECTIONS = 1024
 """Connections at once; whoever comes then is told to come again."""
 BYE_S = 2.0
@@ -63,7 +65,9 @@ def run(settings: DashboardSettings) -> None:
 
 
 class Brief(H11Protocol):
-    """A connection that asks for something soon, or is ended: uvicorn itself waits for a request without end."""
+    """A connection that asks for something soon and reads the answer, or is ended: uvicorn itself waits without end."""
+
+    _stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
         """Begin to look."""
@@ -73,14 +77,29 @@ class Brief(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Look no more."""
         self._timer.cancel()
+        self._unstick()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Give the browser some time to read; to close would be to wait until it has."""
+        super().pause_writing()
+        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._unstick()
+        super().resume_writing()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
 
     def _check(self, before: object) -> None:
         """End the connection if no request has come since the last look."""
         idle = self.cycle is None or self.cycle.response_complete
         now: object = self if self.cycle is None else self.cycle
         if idle and now is before:
-            self.transport.close()
+            self.transport.abort()
         self._timer = self.loop.call_later(REQUEST_S, self._check, now if idle else None)
 
 

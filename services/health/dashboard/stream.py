@@ -1,8 +1,8 @@
 """One viewer's stream of server-sent events: the sections that changed since it was last sent something.
 
 In: a page's sections, rendered for all. Out: events `section` (HTML), `news` (a sentence to be said aloud) and `ended`.
-Never: a queue: a viewer that reads slowly gets the newest of what it missed; nor a connection kept for one that does
-not read at all for `STUCK_S`.
+Never: a queue: a viewer that reads slowly gets the newest of what it missed. (One that does not read at all is hung up
+on by the web server, see `service`.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from services.health.dashboard.render import SECTIONS, Asked, Renderer
 
 QUIET_S = 15.0
 """Without anything new a comment is sent, so that the connection is not taken for dead."""
-STUCK_S = 30.0
 RETRY_MS = 2000
 """How long a browser waits before it comes again."""
 
@@ -65,15 +64,15 @@ class Stream:
                     if text:
                         body = self._packed(text.encode())
                         message = {"type": "http.response.body", "body": body, "more_body": True}
-                        await asyncio.wait_for(send(message), STUCK_S)
+                        await send(message)
                     if not self.valid:
                         return
                     if self._scope.shots == seen:  # else something came while this was on its way
                         await self._wait(left)
                     text = self.events() if self._scope.shots != seen else ": \n\n"
                     seen = self._scope.shots
-        except (TimeoutError, OSError):
-            return  # it does not read, or is gone
+        except OSError:
+            return  # it is gone
         finally:
             left.cancel()
 

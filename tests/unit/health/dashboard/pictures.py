@@ -169,12 +169,10 @@ def cluster(at: float = AT, *, jobs: int = 24) -> ClusterView:
                 cost_s=0.05,
             ),
         ),
-        desired={"env:metaworld": 4, "env:maniskill": 1, "inference:lite": 1},
+        desired={"env": 4, "env-maniskill": 1, "inference": 1, "trainer": 1},
         decisions=(
-            Decision(
-                at=AT - 184, group="env:metaworld", before=1, after=2, reason="9 pieces wait, the oldest for 7.2 s"
-            ),
-            Decision(at=AT - 12, group="env:metaworld", before=2, after=4, reason=WANTED),
+            Decision(at=AT - 184, group="env", before=1, after=2, reason="9 pieces wait, the oldest for 7.2 s"),
+            Decision(at=AT - 12, group="env", before=2, after=4, reason=WANTED),
         ),
         jobs=tuple(job_row(number, at) for number in range(jobs)),
         jobs_total=jobs,

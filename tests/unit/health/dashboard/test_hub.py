@@ -292,7 +292,7 @@ def test_end_of_a_job_a_lost_worker_and_a_decision_are_said_and_figures_are_not(
     assert news(before, after) == [
         "Job job-1000 succeeded.",
         "trainer-1 is lost.",
-        "env:metaworld is scaled from 1 to 2.",
+        "env is scaled from 1 to 2.",
     ]
     assert news(after, before)[0] == "trainer-1 is back."
 

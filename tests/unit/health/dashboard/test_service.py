@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 import uvicorn
 
 from services.health.dashboard import service
 from services.health.dashboard.service import Brief, default_url, listen
+from services.health.dashboard.stream import Stream
 from services.health.dashboard.web import Web
 from tests.unit.health.dashboard.pictures import FakeSource
 
@@ -34,10 +37,8 @@ def test_who_listens_everywhere_is_reached_by_the_loopback() -> None:
     assert default_url("10.0.0.7:80") == "http://10.0.0.7:80"
 
 
-def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service, "REQUEST_S", 0.05)
+def serve(test: Callable[[Web, uvicorn.Server, tuple[str, int]], Awaitable[None]]) -> None:
+    """Have a test talk to a whole dashboard over a port."""
 
     async def main() -> None:
         web = Web(FakeSource(), cookie="test")
@@ -46,24 +47,55 @@ def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_i
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         async with asyncio.timeout(60):
-            for begun in (b"", b"GET / HTTP/1.1\r\nHost: 127"):
-                reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-                writer.write(begun)
-                assert await reader.read() == b""  # ended, and nothing was said
-                writer.close()
-            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-            ask = b"GET /events?page=overview HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
-            writer.write(ask)
-            await reader.readuntil(b"s-recent")
-            scope = web.hub.knows("operator")
-            assert scope is not None
-            shots = scope.shots
-            while scope.shots < shots + 2:  # some seconds of a stream: longer than a connection may be silent
-                await asyncio.sleep(0.01)
-            assert scope.watching.total() == 1
-            writer.close()
+            await test(web, server, listener.getsockname()[:2])
         server.should_exit = True
         await serving
         await web.hub.close()
 
     asyncio.run(main())
+
+
+ASK = b"GET /events?page=jobs HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
+
+
+def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "REQUEST_S", 0.05)
+
+    async def test(web: Web, server: uvicorn.Server, at: tuple[str, int]) -> None:
+        for begun in (b"", b"GET / HTTP/1.1\r\nHost: 127"):
+            reader, writer = await asyncio.open_connection(*at)
+            writer.write(begun)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""  # ended, and nothing was said
+            writer.close()
+        reader, writer = await asyncio.open_connection(*at)
+        writer.write(ASK)
+        await reader.readuntil(b"s-jobs")
+        scope = web.hub.knows("operator")
+        assert scope is not None
+        shots = scope.shots
+        while scope.shots < shots + 2:  # some seconds of a stream: longer than a connection may be silent
+            await asyncio.sleep(0.01)
+        assert scope.watching.total() == 1
+        writer.close()
+
+    serve(test)
+
+
+def test_viewer_that_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STUCK_S", 0.05)
+    monkeypatch.setattr(Stream, "events", lambda _: "data: much\n\n" * 1_000_000)
+
+    async def test(web: Web, server: uvicorn.Server, at: tuple[str, int]) -> None:
+        with socket.create_connection(at) as viewer:
+            viewer.sendall(ASK)
+            viewer.setblocking(False)
+            await asyncio.get_running_loop().sock_recv(viewer, 1)
+            scope = web.hub.knows("operator")
+            assert scope is not None
+            while scope.watching or server.server_state.connections or server.server_state.tasks:
+                await asyncio.sleep(0.01)
+
+    serve(test)

@@ -165,18 +165,6 @@ def test_slow_viewer_gets_the_newest_of_what_it_missed_and_holds_up_nobody() -> 
     run(test)
 
 
-def test_viewer_that_does_not_read_at_all_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "STUCK_S", 0.05)
-
-    async def test(setting: Setting) -> None:
-        viewer, task, scope = await watch(setting, "operator", Asked("overview"))
-        viewer.reads.clear()
-        await asyncio.wait_for(task, PATIENCE_S)
-        assert not scope.watching
-
-    run(test)
-
-
 def test_session_that_ends_is_told_and_gets_nothing_more() -> None:
     async def test(setting: Setting) -> None:
         _, source, _ = setting

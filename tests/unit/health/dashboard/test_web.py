@@ -212,7 +212,7 @@ def test_overview_says_who_shares_the_backbone_what_waits_and_why_roles_were_res
         "arm-lab / pick-place 4 rows",
         "last restart: it exited with code 124 (its watchdog found it wedged)",
         "lost: env-3",
-        "env:metaworld 2 → 4 13 pieces wait, the oldest for 13.6 s, and a trainer waits for them",
+        "env 2 → 4 13 pieces wait, the oldest for 13.6 s, and a trainer waits for them",
         "18.20 EUR of 50.00 EUR",
         "worker_lost env-3 is lost: silent for 6 s",
         "2 of 4 wanted",
