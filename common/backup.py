@@ -13,6 +13,7 @@ asked to delete none meanwhile (`BackupBegin`).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -39,6 +40,7 @@ _CONTENTS = "backup.json"
 _UNFINISHED = b"a restore is under way, or ended before its time: do it again"
 """Stands in `journal.db-wal` meanwhile: a master does not begin a new journal beside one."""
 _MARKER = "journal.db-wal"
+_LOCK = ".lock"
 _CHUNK = 1024 * 1024
 
 
@@ -96,24 +98,21 @@ def make(folder: Path, places: Places, *, live: bool) -> Contents:
 
     Raises:
         BusyError: if a master has the journal and `live` is not said.
-        ValueError: if there is no journal, it is damaged, or the folder is not empty.
+        ValueError: if there is no journal, it is damaged, the folder is not empty, or another process fills it now.
         OSError: if the copy cannot be written. Nothing is left then.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a folder that is to be made")
-    work = folder.with_name(f"{folder.name}.partial")
-    with _locked(places, live=live):
-        shutil.rmtree(work, ignore_errors=True)  # of one that was killed
-        try:
-            work.mkdir(mode=0o700, parents=True)
-            contents = _fill(work, places)
-            os.sync()
-            if folder.exists():
-                folder.rmdir()
-            work.rename(folder)
-            sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with _locked(places, live=live), _work_folder(folder.with_name(f"{folder.name}.partial")) as work:
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty: another process has made a backup there meanwhile")
+        contents = _fill(work, places)
+        os.sync()
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+        (folder / _LOCK).unlink()
+        sync_folder(folder.parent)
     return contents
 
 
@@ -214,6 +213,27 @@ def _fill(work: Path, places: Places) -> Contents:
         (work / f"journal.db{end}").unlink(missing_ok=True)
     write_private(work / _CONTENTS, msgspec.json.format(msgspec.json.encode(contents)) + b"\n")
     return contents
+
+
+@contextmanager
+def _work_folder(work: Path) -> Iterator[Path]:
+    """Give an empty folder to one process at a time, to be given its name; nothing of it is left on an error."""
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (work / _LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another process makes a backup in {work}: wait for it, or name another one") from error
+        try:
+            for left in work.iterdir():  # of one that was killed
+                if left.is_dir():
+                    shutil.rmtree(left)
+                elif left.name != _LOCK:
+                    left.unlink()
+            yield work
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
 
 
 @contextmanager

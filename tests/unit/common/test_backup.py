@@ -142,6 +142,28 @@ def test_backup_that_fails_leaves_nothing(
     make(tmp_path / "copy", places, live=False)
 
 
+def test_two_backups_into_one_folder_do_not_mix(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_keys = backup._copy_keys
+    refused: list[str] = []
+
+    def meanwhile(source: Path, target: Path) -> None:
+        with pytest.raises(ValueError, match="another process makes a backup") as error:
+            make(tmp_path / "copy", places, live=True)
+        refused.append(str(error.value))
+        copy_keys(source, target)
+
+    monkeypatch.setattr(backup, "_copy_keys", meanwhile)
+    make(tmp_path / "copy", places, live=True)
+    assert len(refused) == 1
+    restored = places_in(tmp_path / "elsewhere")
+    monkeypatch.undo()
+    restore(tmp_path / "copy", restored)
+    assert records(restored) == records(places)
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["backup.json", "blobs", "journal.db", "keys"]
+
+
 def test_backup_that_was_killed_is_none_and_the_next_one_takes_its_place(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
