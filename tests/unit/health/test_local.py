@@ -20,7 +20,10 @@ from services.health.core import Ended
 from services.health.supervisor import LocalSupervisor
 from tests.waiting import until
 
-ROLE = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntime.sleep(60)\n"
+ROLE = (
+    "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    "print('ready', flush=True)\ntime.sleep(60)\n"
+)
 STUBBORN = (
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)\n"
 )
@@ -70,7 +73,9 @@ def test_zombie_does_not_run(cluster: LocalCluster) -> None:
     child.wait()
 
 
-def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_killed_instance_is_noticed_with_its_signal_and_no_line_of_a_log_that_knows_nothing_of_it(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     supervisor = supervise(cluster, tmp_path, env=STUBBORN)
     pid = supervisor.start("env").pid
     assert cluster.running("env") == pid
@@ -79,8 +84,19 @@ def test_killed_instance_is_noticed_with_its_signal_and_last_words(cluster: Loca
     supervisor.kill("env")
     gone: list[Ended] = []
     until(lambda: gone.extend(supervisor.changes()) or gone)
-    said = "it was ended by SIGKILL; its log ends: ready"
-    assert gone == [Ended(name="env", how=said, code=-signal.SIGKILL, outside=True)]
+    assert gone == [Ended(name="env", how="it was ended by SIGKILL", code=-signal.SIGKILL, outside=True)]
+
+
+def test_who_ended_in_order_was_asked_to_and_no_line_of_its_log_is_the_reason(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    supervisor = supervise(cluster, tmp_path, env=ROLE)
+    supervisor.start("env")
+    until(lambda: "ready" in cluster.log_file("env").read_text())
+    supervisor.stop("env")
+    gone: list[Ended] = []
+    until(lambda: gone.extend(supervisor.changes()) or gone)
+    assert gone == [Ended(name="env", how="it was asked to end", code=0)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 4), (None, None)], ids=["it killed", "it does not say"])
@@ -94,7 +110,8 @@ def test_who_may_have_been_killed_for_want_of_memory_was_not_killed_from_outside
     supervisor.kill("env")
     gone: list[Ended] = []
     until(lambda: gone.extend(supervisor.changes()) or gone)
-    assert [(end.code, end.outside) for end in gone] == [(-signal.SIGKILL, False)]
+    said = "it was ended by SIGKILL, perhaps by the kernel, for want of memory"
+    assert gone == [Ended(name="env", how=said, code=-signal.SIGKILL, outside=False)]
 
 
 def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
