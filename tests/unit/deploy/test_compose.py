@@ -123,6 +123,13 @@ def test_the_address_that_is_published_is_the_one_in_the_tenants_files() -> None
     assert f"--front-bulk tcp://{address}:${{JOYNEXUS_BULK_PORT:-5711}}" in command
 
 
+def test_the_dashboard_answers_to_the_address_that_it_is_published_on() -> None:
+    host, port = "${JOYNEXUS_DASHBOARD_PUBLISH:-127.0.0.1}", "${JOYNEXUS_DASHBOARD_PORT:-5714}"
+    dashboard = SERVICES["dashboard"]
+    assert dashboard["ports"] == [f"{host}:{port}:5714"]
+    assert dashboard["environment"]["JOYNEXUS_DASHBOARD_URL"] == f"${{JOYNEXUS_DASHBOARD_URL:-http://{host}:{port}}}"
+
+
 def test_there_are_as_many_roles_for_a_gpu_as_for_a_cpu_and_one_profile_has_each() -> None:
     for role in ("trainer", "inference"):
         cpu, gpu = SERVICES[role], SERVICES[f"{role}-gpu"]
