@@ -91,7 +91,7 @@ class Budgets:
         """Return what a tenant's month has cost so far, and what it may cost, as text; empty where nothing is set."""
         budget = self._limits.of(tenant).budget
         cost = "" if self._prices is None else f"{rounded(self._cost(tenant))} {self._prices.currency}"
-        return cost, "" if budget is None else f"{budget:g}"
+        return cost, "" if budget is None else plain(budget)
 
     # Inside
 
@@ -106,7 +106,7 @@ class Budgets:
         month = month_of(self._outbox.now)
         if cost >= most:
             return (
-                f"this tenant has used up its budget of {budget:g} {self._prices.currency} for {month}: it goes on by "
+                f"this tenant has used up its budget of {plain(budget)} {self._prices.currency} for {month}: it goes on by "
                 "itself next month, or once the operator raises the budget"
             )
         self._warn(tenant, budget, month, nearly=cost >= _NEARLY * most)
@@ -117,7 +117,7 @@ class Budgets:
         if nearly and (tenant, month, budget) not in self._warned:
             self._warned = {warned for warned in self._warned if warned[1] == month} | {(tenant, month, budget)}
             cost, _ = self.state(tenant)
-            self._outbox.log("warning", "budget_nearly_used", tenant=tenant, cost=cost, budget=f"{budget:g}")
+            self._outbox.log("warning", "budget_nearly_used", tenant=tenant, cost=cost, budget=plain(budget))
 
     def _wait(self) -> None:
         """Look again when the month is over."""
@@ -130,3 +130,8 @@ class Budgets:
             self.look_at_all()
 
         self._outbox.after(end_of_month(self._outbox.now) + 1.0 - self._outbox.now, turn)
+
+
+def plain(budget: float) -> str:
+    """Return a budget as people write it: with all its digits, without an exponent."""
+    return f"{budget:.15g}"

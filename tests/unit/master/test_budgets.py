@@ -256,3 +256,13 @@ def test_without_prices_there_is_no_budget(world: World) -> None:
 def test_a_report_has_the_prices(world: World) -> None:
     allow(world, None)
     assert world.ask(GetUsage(), UsageReport).prices == PRICES.as_text()
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"), [(10.0, "10"), (0.1, "0.1"), (2_500_000.0, "2500000"), (1234567.5, "1234567.5")]
+)
+def test_a_budget_is_told_with_all_its_digits(world: World, budget: float, text: str) -> None:
+    allow(world, budget)
+    spend(world, budget)
+    (said,) = logged(world, "over_budget")
+    assert said["budget"] == text
