@@ -73,7 +73,10 @@ class Guard:
 
     def _refusal(self, path: str, method: str, headers: Headers) -> tuple[int, str] | None:
         if path not in OPEN_TO_MACHINES and host_of(headers.get("host", "")) not in self._hosts:
-            return 421, "the dashboard does not go by this name: set JOYNEXUS_DASHBOARD_URL, or JOYNEXUS_DASHBOARD_HOSTS"
+            return (
+                421,
+                "the dashboard does not go by this name: set JOYNEXUS_DASHBOARD_URL, or JOYNEXUS_DASHBOARD_HOSTS",
+            )
         if method not in ("GET", "HEAD") and not (method == "POST" and path == "/logout"):
             return 405, "this can only be read"
         return None

@@ -49,6 +49,8 @@ STREAMS = 512
 STREAMS_OF_ONE = 16
 """Those of one session."""
 LOGINS_A_MINUTE, ALL_LOGINS_A_MINUTE = 10, 120
+LOOKS_A_MINUTE, ALL_LOOKS_A_MINUTE = 600, 6000
+"""Pages that are opened, by one tenant (or by operators) and by all together: each takes some 10 ms."""
 
 AWAY = "The master does not answer, so there is nothing to show yet: {}."
 LATER = {"retry-after": "5"}
@@ -82,6 +84,7 @@ class Web:
         self._source, self._unready, self._clock = source, unready, clock
         self._https = https
         self._cookie = f"__Host-{cookie}" if https else cookie
+        self._looks = Rates(each=LOOKS_A_MINUTE, all=ALL_LOOKS_A_MINUTE)
         self._logins = Rates(each=LOGINS_A_MINUTE, all=ALL_LOGINS_A_MINUTE)
         self.app: ASGIApp = Guard(self._routes(), hosts=hosts, https=https, count=self.counts.answered)
 
@@ -113,13 +116,20 @@ class Web:
         return answer
 
     async def _show(self, request: Request, session: str, page: str) -> Response:
+        scope = await self._look(session)
         asked = await self._asked(session, page, dict(request.query_params) | request.path_params)
-        scope = await self.hub.enter(session)
         params = {**vars(asked.query), "page": page, "number": asked.query.page if asked.query.page > 1 else ""}
         if asked.job is not None:
             params |= {"tenant": asked.job.tenant, "job": asked.job.name}
         events = "/events?" + urlencode({name: value for name, value in params.items() if value != ""})
         return HTMLResponse(self.renderer.page(scope, asked, events=events, age_s=self._age(scope)))
+
+    async def _look(self, session: str) -> Scope:
+        """Return what a session may see, if its tenant does not open pages too often."""
+        scope = await self.hub.enter(session)
+        if not self._looks.take(scope.tenant, self._clock()):
+            raise HTTPException(429)
+        return scope
 
     async def _asked(self, session: str, page: str, params: dict[str, str]) -> Asked:
         if page != "job":
@@ -133,8 +143,8 @@ class Web:
             raise HTTPException(404)
 
         async def follow(session: str) -> Response:
+            scope = await self._look(session)
             asked = await self._asked(session, page, params)
-            scope = await self.hub.enter(session)
             if self.hub.watchers >= STREAMS or scope.watching[session] >= STREAMS_OF_ONE:
                 return PlainTextResponse("too many pages are open\n", 503, LATER)
             packed = "gzip" in request.headers.get("accept-encoding", "")
@@ -235,6 +245,8 @@ class Web:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status == 404:
             return self._problem(404, "There is no such page", f"Nothing is at {quote(request.url.path)[:200]}.")
+        if status == 429:
+            return self._problem(429, "Too many pages at once", "Wait a moment.", again=True)
         return self._problem(status, "This is not possible", "The request makes no sense here.")
 
     async def _bug(self, request: Request, error: Exception) -> Response:

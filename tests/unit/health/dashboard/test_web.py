@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from joynexus.wire import ErrorCode
+from services.health.dashboard import web as web_module
 from services.health.dashboard.render import STATIC
 from services.health.dashboard.web import LOGINS_A_MINUTE, Web
 from tests.unit.health.dashboard.pictures import TENANTS, FakeSource, cluster, refused
@@ -74,6 +75,19 @@ def test_browser_that_looks_ahead_does_not_use_the_code_up(browser: TestClient, 
 def test_who_guesses_codes_has_to_wait(browser: TestClient) -> None:
     tries = [browser.get(f"/login?code=guess-{number}").status_code for number in range(LOGINS_A_MINUTE + 3)]
     assert tries == [403] * LOGINS_A_MINUTE + [429] * 3
+
+
+def test_tenant_that_opens_pages_without_end_leaves_the_others_served(
+    source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_module, "LOOKS_A_MINUTE", 3)
+    with TestClient(Web(source, clock=lambda: 0.0).app, base_url=URL) as browser:
+        let_in(browser, "arm")
+        pages = ("/jobs", "/jobs/arm-lab/guess", "/events?page=none", "/policies", "/", "/jobs/arm-lab/guess")
+        assert [browser.get(page).status_code for page in pages] == [200, 404, 404, 200, 429, 429]
+        assert 'content="5"' in browser.get("/").text, "the page comes again by itself"
+        let_in(browser, "operator")
+        assert browser.get("/").status_code == 200
 
 
 def test_without_a_session_every_page_is_the_door(browser: TestClient) -> None:
