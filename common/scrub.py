@@ -6,6 +6,7 @@ their places, one name always by the same stand-in. Never: a known one that stay
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 _FIELDS = {"tenant": "tenant", "by": "tenant", "policy": "policy", "dataset": "dataset", "holder": "holder"}
 """Fields of log lines and messages that hold names, whatever they are."""
 _FIELD = re.compile(rf"""\b({"|".join(_FIELDS)})=('[^']*'|"[^"]*"|[^\s,)\]}}]+)""")
-_SECRET_LINE = re.compile(r"""(?i)\b(secret|password|passwd|token)\b(["']?\s*[=:]\s*)(\S+)""")
+_SECRET_NAME = r"[\w.-]*(?:secret|password|passwd|token|api_?key|authorization|cookie)"
+_SECRET_FIELD = re.compile(_SECRET_NAME, re.IGNORECASE)
+_SECRET_LINE = re.compile(
+    rf"""({_SECRET_NAME})(["']?\s*[=:]\s*)("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:Bearer|Basic)\s+)?\S+)""",
+    re.IGNORECASE,
+)
+_SECRET_URL = re.compile(r"(\w://)[^\s/@:]*:[^\s/@]+@")
 
 _LONG = 8
 
@@ -38,13 +45,15 @@ class Scrub:
                 for name in sorted(set(found) - {""}):
                     self._stand_in(kind, name)
         kept = {name for found in names.values() for name in found} if keep_names else set()
-        self._fixed = {word: "[tenants' text]" for word in words if word.strip() and word not in kept}
+        self._fixed = {
+            form: "[tenants' text]" for word in words if word.strip() and word not in kept for form in _forms(word)
+        }
         self._fixed |= {secret: "[key]" for secret in secrets if secret}
         self._pattern: re.Pattern[str] | None = None
 
     def text(self, text: str) -> str:
         """Return a text without them."""
-        text = _SECRET_LINE.sub(r"\1\2[key]", text)
+        text = _SECRET_URL.sub(r"\1[key]@", _SECRET_LINE.sub(r"\1\2[key]", text))
         if not self._keep_names:
             text = _FIELD.sub(self._field, text)
         if self._pattern is None:
@@ -56,6 +65,8 @@ class Scrub:
         match value:
             case str() if field in _FIELDS and value and not self._keep_names:
                 return self._stand_in(_FIELDS[field], value)
+            case str() if value and _SECRET_FIELD.fullmatch(field):
+                return "[key]"
             case str():
                 return self.text(value)
             case dict():
@@ -87,3 +98,9 @@ class Scrub:
             whole = word in self._fixed and len(word) >= _LONG
             parts.append(re.escape(word) if whole else rf"(?<![0-9A-Za-z_-]){re.escape(word)}(?![0-9A-Za-z_-])")
         return re.compile("|".join(parts))
+
+
+def _forms(word: str) -> set[str]:
+    """Return a text as it may stand in a log: as it is, in quotes of Python's, and either of them in JSON."""
+    spoken = {word, repr(word)[1:-1], repr(f"{word}'\"")[1:-4]}  # the last: within a text that has both quotes
+    return spoken | {json.dumps(each, ensure_ascii=ascii_)[1:-1] for each in spoken for ascii_ in (True, False)}

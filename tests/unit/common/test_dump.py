@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -131,3 +132,31 @@ def test_bundle_is_made_of_a_cluster_that_is_broken(cluster: Path) -> None:
 def test_short_names_are_not_taken_for_parts_of_words() -> None:
     scrub = Scrub([], ["k"], {"tenant": {"a", "lab"}}, keep_names=False)
     assert scrub.text("a label of lab, k: take") == "tenant-1 label of tenant-2, [tenants' text]: take"
+
+
+@pytest.mark.parametrize(
+    "text", ['press the "red" one', "it's the cup\nnow", "öffne die Tür", "a\\path", "'both' \"quotes\""]
+)
+def test_a_tenants_text_is_found_however_a_log_quotes_it(text: str) -> None:
+    scrub = Scrub([], [text], {}, keep_names=False)
+    lines = [
+        text, f"why={text!r}", f"why={f'no {text}'!r}", json.dumps({"why": f"no {text}"}),
+        json.dumps({"why": text}, ensure_ascii=False), json.dumps({"why": f"no {text!r}"}),
+        f"""{f"it's '{text}'" + ' "so"'!r}""",
+    ]  # fmt: skip
+    assert [line for line in lines if "[tenants' text]" not in scrub.text(line)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GRAFANA_PASSWORD=canary", "postgresql://user:canary@db/x", "Authorization: Bearer canary",
+        'info x api_key="two canary words"', '{"proxy-token": "canary \\" canary"}', "Cookie: joynexus-5714=canary",
+    ],
+)  # fmt: skip
+def test_a_secret_that_nobody_knows_is_found_by_its_name(line: str) -> None:
+    scrub = Scrub([], [], {}, keep_names=True)
+    assert "canary" not in scrub.text(line)
+    assert scrub.value({"JOYNEXUS_SOME_PASSWORD": "canary", "tokens": "7"}) == {
+        "JOYNEXUS_SOME_PASSWORD": "[key]", "tokens": "7"
+    }  # fmt: skip
