@@ -91,6 +91,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
         operator: a tenant's key that also sees other tenants' work in `Status` and usage.
         until_s: it is let in until then (seconds since the Unix epoch, by the clock on the wall); 0: without end. A key
             that was replaced by another has an end.
+        successor: name of the key that has replaced it; empty if none has.
     """
 
     name: str
@@ -101,6 +102,12 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ()
     operator: bool = False
     until_s: float = 0.0
+    successor: str = ""
+
+    @property
+    def bearer(self) -> str:
+        """Return the name under which its owner is known, before and after the key is replaced."""
+        return self.successor or self.name
 
     def in_force(self, now_s: float) -> bool:
         """Tell whether the key is let in at this time."""
@@ -166,7 +173,7 @@ class KeyRegistry:
             keys.append(entry)
 
     def revoke(self, name: str) -> KeyEntry:
-        """Shut a key out, from the next message on, and return what it stood for.
+        """Shut a key out, with those that it has replaced, from the next message on; return what it stood for.
 
         Raises:
             ValueError: if there is no key of that name.
@@ -175,6 +182,7 @@ class KeyRegistry:
             for index, entry in enumerate(keys):
                 if entry.name == name:
                     del keys[index]
+                    keys[:] = [other for other in keys if other.successor != name]
                     return entry
             raise ValueError(f"there is no key named '{name}'; `joynexus admin keys list` shows those there are")
 
@@ -203,7 +211,7 @@ class KeyRegistry:
                 return None
             names = {other.name for other in keys}
             free = next(free for number in itertools.count(1) if (free := f"{name[:56]}_old{number}") not in names)
-            old = msgspec.structs.replace(entry, name=free, until_s=time.time() + grace_s)
+            old = msgspec.structs.replace(entry, name=free, successor=name, until_s=time.time() + grace_s)
             keys.append(old)
             return old
 

@@ -110,7 +110,7 @@ def revoke(
     state_dir: Folder = FOLDER,
     keys_dir: KeysDir = None,
 ) -> None:
-    """Shut a key out, from its next message on."""
+    """Shut a key out, with those of before that are still let in, from the next message on."""
     entry = _keyring(state_dir, keys_dir).registry.revoke(name)
     whose = f"tenant {entry.tenant}" if entry.tenant else f"roles {', '.join(entry.roles)}"
     typer.echo(f"key '{name}' ({whose}) is revoked")

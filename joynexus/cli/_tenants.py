@@ -204,8 +204,10 @@ def revoke(
     if not entries and not cancel_jobs:
         raise ValueError(f"no key stands for a tenant '{tenant}'")
     registry = KeyRegistry(folder / "registry.json")
+    names = {entry.name for entry in entries}
     for entry in entries:
-        registry.revoke(entry.name)
+        if entry.successor not in names:  # else it goes with that
+            registry.revoke(entry.name)
     typer.echo(f"tenant '{tenant}' is shut out: {_named([entry.name for entry in entries])} revoked")
     if not cancel_jobs:
         typer.echo("jobs that it had started go on to their end; --cancel-jobs ends them")

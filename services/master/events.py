@@ -55,7 +55,7 @@ class BackMessage(msgspec.Struct, frozen=True, kw_only=True):
     The shell has checked that the key's claims allow the message (`BACK_REQUESTS`).
 
     Attributes:
-        key_name: name of the authenticated key.
+        key_name: name of the authenticated key, or of the one that has replaced it.
         roles: roles that the key claims.
     """
 

@@ -128,7 +128,7 @@ def _sort(
     if entry.domain == "worker":
         return BackMessage(
             peer=peer,
-            key_name=entry.name,
+            key_name=entry.bearer,
             roles=entry.roles,
             header=header,
             message=message,

@@ -63,12 +63,26 @@ def test_key_that_was_replaced_ends_with_its_grace(registry: KeyRegistry, monkey
     public = KeyPair.generate().public
     registry.replace("laptop", public, grace_s=60.0)
     assert registry.lookup(public) == msgspec.structs.replace(old, public=public)
-    assert registry.lookup(old.public) == msgspec.structs.replace(old, name="laptop_old1", until_s=now + 60)
+    assert registry.lookup(old.public) == msgspec.structs.replace(
+        old, name="laptop_old1", successor="laptop", until_s=now + 60
+    )
     now += 60
     assert registry.lookup(old.public) is None
     assert [found.public for found in registry.list()] == [public]
     registry.replace("laptop", KeyPair.generate().public, grace_s=0.0)
     assert registry.lookup(public) is None
+
+
+def test_whoever_revokes_a_key_shuts_out_those_that_it_has_replaced(registry: KeyRegistry) -> None:
+    registry.add(entry("laptop"))
+    registry.add(entry("robot"))
+    for _ in range(2):
+        registry.replace("laptop", KeyPair.generate().public, grace_s=60.0)
+    assert [found.bearer for found in registry.list()] == ["laptop", "robot", "laptop", "laptop"]
+    registry.revoke("laptop_old1")
+    assert [found.name for found in registry.list()] == ["laptop", "robot", "laptop_old2"]
+    registry.revoke("laptop")
+    assert [found.name for found in registry.list()] == ["robot"]
 
 
 def test_rotated_key_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

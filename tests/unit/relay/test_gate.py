@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgpack
+import msgspec
 import pytest
 
 from joynexus.keys import KeyEntry
 from joynexus.wire import ErrorCode, Message, encode, limits
-from joynexus.wire.back import Beat, Register, WeightsOffer
+from joynexus.wire.back import Beat, Gone, Register, WeightsOffer
 from joynexus.wire.front import Act, BlobRead, CreatePolicy, Ping, Status, Welcome
 from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, KINDS
 from services.master.events import BackMessage, Door, FrontMessage, Peer
@@ -37,6 +38,12 @@ def test_tenant_is_the_keys_never_the_messages() -> None:
     assert (event.tenant, event.scope, event.operator) == ("acme", "all", False)
     assert event.body == b"\x80"
     assert [bytes(buffer) for buffer in event.buffers] == [b"abc"]
+
+
+def test_worker_is_known_by_one_name_before_and_after_its_key_is_replaced() -> None:
+    old = msgspec.structs.replace(ENV, name="env_old1", successor="env", until_s=1e12)
+    said = [send("back", Gone(), entry) for entry in (ENV, old)]
+    assert [each.key_name for each in said if isinstance(each, BackMessage)] == ["env", "env"]
 
 
 def test_forged_tenant_field_changes_nothing() -> None:
