@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from common.journal import records as r
 from common.journal import rows
 from common.journal.opening import NEWEST_SCHEMA
-from common.journal.postgres import checked, engine_of, name_of
+from common.journal.postgres import checked, engine_of, first_line, name_of
 from common.journal.repair import Report
 from common.journal.tables import SHELVES, ops, place
 
@@ -38,7 +38,7 @@ def inspect(url: str) -> Report:
                 kept += sound
                 damaged += hurt
     except sa.exc.DBAPIError as error:
-        raise ValueError(f"the journal {name_of(where)} cannot be read: {error.orig}") from error
+        raise ValueError(f"the journal {name_of(where)} cannot be read: {first_line(error)}") from error
     return Report(damaged=tuple(damaged), besides=(), kept=kept)
 
 

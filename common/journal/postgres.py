@@ -113,8 +113,8 @@ class PostgresBackend:
     def unreadable(self, error: sa.exc.DBAPIError) -> ValueError:
         """Return what an error means: damage, or a server that does not let us in."""
         if getattr(error.orig, "sqlstate", None) in _DAMAGE:
-            return self.damaged(_first_line(error))
-        return ValueError(f"the journal {self._name} cannot be opened: {_first_line(error)}")
+            return self.damaged(first_line(error))
+        return ValueError(f"the journal {self._name} cannot be opened: {first_line(error)}")
 
     def close(self) -> None:
         """End the connections, and with them the lock."""
@@ -168,7 +168,7 @@ class PostgresBackend:
         except (sa.exc.SQLAlchemyError, ValueError, JournalError) as error:
             if connection is not None:
                 self._lose(connection)
-            why = _first_line(error) if isinstance(error, sa.exc.DBAPIError) else str(error)
+            why = first_line(error) if isinstance(error, sa.exc.DBAPIError) else str(error)
             log.warning("journal_away", why=why)
             raise JournalError("its server does not answer") from error
         except JournalTakenError:
@@ -205,7 +205,7 @@ class PostgresBackend:
 
     def _settle(self, write: Write, error: sa.exc.DBAPIError) -> None:
         """Do a transaction again of which nobody knows whether it was kept: records replace equal ones."""
-        log.warning("journal_in_doubt", why=_first_line(error))
+        log.warning("journal_in_doubt", why=first_line(error))
         while True:
             try:
                 writer = self._get_writer()
@@ -215,7 +215,7 @@ class PostgresBackend:
             except JournalError:
                 time.sleep(RETRY_S)
             except sa.exc.DBAPIError as again:
-                log.warning("journal_in_doubt", why=_first_line(again))
+                log.warning("journal_in_doubt", why=first_line(again))
                 if self._writer is not None:
                     self._lose(self._writer)
                 time.sleep(RETRY_S)
@@ -280,5 +280,6 @@ def _reason(error: sa.exc.DBAPIError) -> str:
     return str(primary) if primary else "the connection to its server is lost"
 
 
-def _first_line(error: sa.exc.DBAPIError) -> str:
+def first_line(error: sa.exc.DBAPIError) -> str:
+    """Return what an operator is told of why a statement failed; it may name the server."""
     return next(iter(str(error.orig).splitlines()), "no reason is given")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from common.journal import opening
 from common.journal.inspect import check_schema
 from common.journal.journal import Journal, journal_url
-from common.journal.postgres import PostgresBackend, checked, engine_of, lock, name_of
+from common.journal.postgres import PostgresBackend, checked, engine_of, first_line, lock, name_of
 from common.journal.tables import metadata
 
 _ROWS = 500
@@ -33,7 +33,7 @@ def to_file(url: str, path: Path) -> None:
             for table in metadata.sorted_tables:
                 _copy(reading, writing, table)
     except sa.exc.DBAPIError as error:
-        raise ValueError(f"the journal {name_of(where)} cannot be copied: {error.orig}") from error
+        raise ValueError(f"the journal {name_of(where)} cannot be copied: {first_line(error)}") from error
     finally:
         target.dispose()
 
@@ -47,7 +47,7 @@ def has_records(url: str) -> bool:
             tables = (table for table in metadata.sorted_tables if table.name in there)
             return any(connection.execute(sa.select(table).limit(1)).first() is not None for table in tables)
     except sa.exc.DBAPIError as error:
-        raise ValueError(f"the journal {name_of(where)} cannot be opened: {error.orig}") from error
+        raise ValueError(f"the journal {name_of(where)} cannot be opened: {first_line(error)}") from error
 
 
 def to_server(path: Path, url: str) -> None:
@@ -80,7 +80,7 @@ def without_master(url: str) -> Iterator[bool]:
         with engine_of(where, poolclass=sa.NullPool).connect() as connection:
             yield lock(connection)
     except sa.exc.DBAPIError as error:
-        raise ValueError(f"the journal {name_of(where)} cannot be opened: {error.orig}") from error
+        raise ValueError(f"the journal {name_of(where)} cannot be opened: {first_line(error)}") from error
 
 
 def _copy(reading: sa.Connection, writing: sa.Connection, table: sa.Table) -> None:
