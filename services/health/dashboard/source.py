@@ -76,7 +76,12 @@ class MasterSource:
         try:
             answer = self._runtime.ask(message, timeout_s=ANSWER_S)
             packet = await asyncio.shield(asyncio.wrap_future(answer))  # the connection's answer is not ours to cancel
-        except ValueError as error:  # a code or a name that is longer than the wire allows
+        except ValueError as error:  # a code or a name that cannot be sent
+            raise JoyNexusError(failure(ErrorCode.NOT_FOUND, "there is no such thing")) from error
+        except JoyNexusError as error:
+            if error.code is not ErrorCode.INVALID:
+                raise
+            # a code or a name that is longer than any
             raise JoyNexusError(failure(ErrorCode.NOT_FOUND, "there is no such thing")) from error
         if not isinstance(packet.message, kind):
             text = f"the master answered {type(packet.message).__name__}"
