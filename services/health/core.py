@@ -44,8 +44,8 @@ STABLE_S = 60.0
 """An instance that lived so long has no quick failures any more."""
 LOST_S = 20.0
 MASTER_SILENT_S = 30.0
-REGISTER_S = 300.0
-"""A worker that has not registered for so long is wedged; loading a model may take minutes."""
+REGISTER_S = 960.0
+"""A worker that has not registered for so long is wedged; its own watchdog lets a model load for 900 s."""
 STALL_S = 900.0
 """A work loop whose counter stands still for so long in a phase other than idle is wedged."""
 LEAVE_S = {"env": 1800.0, "trainer": 120.0}

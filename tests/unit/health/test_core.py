@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
+import joynexus
 from joynexus.local import InstanceHealth
 from joynexus.wire.front import RoleStatus
 from services.health import core
@@ -256,6 +259,12 @@ def test_silent_master_is_killed_and_only_it() -> None:
     health = up_core()
     commands = advance(health, 1.0 + core.MASTER_SILENT_S + 5, start=1.0, seen=None)
     assert [(type(c), c.name) for c in commands] == [(Kill, "master")]
+
+
+def test_a_large_model_may_load_for_as_long_as_its_own_watchdog_lets_it() -> None:
+    startup = Path(joynexus.__file__).parent / "vla" / "startup.py"  # read, not imported: it brings torch
+    (loading_s,) = re.findall(r"^LOADING_S = ([\d.]+)$", startup.read_text(), re.MULTILINE)
+    assert core.REGISTER_S > float(loading_s)
 
 
 def test_instance_that_never_registers_is_killed() -> None:
