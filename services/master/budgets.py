@@ -106,8 +106,8 @@ class Budgets:
         month = month_of(self._outbox.now)
         if cost >= most:
             return (
-                f"this tenant has used up its budget of {plain(budget)} {self._prices.currency} for {month}: it goes on by "
-                "itself next month, or once the operator raises the budget"
+                f"this tenant has used up its budget of {plain(budget)} {self._prices.currency} for {month}: it goes "
+                "on by itself next month, or once the operator raises the budget"
             )
         self._warn(tenant, budget, month, nearly=cost >= _NEARLY * most)
         return ""

@@ -153,6 +153,26 @@ class Trainer:
         trainee.demand.set(now, float(not known))
         self.load.set(now, len(self.active))
 
+    def account(self, item: Item, done: TrainDone) -> None:
+        """An item is done: tell work from paging."""
+        trainee = item.trainee
+        if item.opening == trainee.opening:
+            self.memory.measured(trainee, done.slot_bytes)
+        if item.op is None and trainee.policy.key in self.memory.leaving:
+            self.memory.paged_out(done.busy_s)
+            return
+        if done.page_s:
+            self.memory.paged_in(done.page_s)
+        self.memory.worked(done.busy_s - done.page_s)
+
+    def suspects(self) -> dict[PolicyKey, Op]:
+        """Return, of each policy in the oldest unanswered group, the op that was to be done next."""
+        suspects: dict[PolicyKey, Op] = {}
+        for item in next(iter(self.groups.values()), Items()).values():
+            if item.op is not None and item.opening == item.trainee.opening:
+                suspects.setdefault(item.trainee.policy.key, item.op)
+        return suspects
+
 
 def account_of(item: Item, done: TrainDone) -> Account:
     """Return who is charged for an item that is done: replays, and what does not count any more, are the service's."""

@@ -12,7 +12,6 @@ A trainer that leaves is asked for checkpoints first, so that nothing has to be 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from joynexus.wire import ErrorCode, Failure, failure
@@ -20,24 +19,22 @@ from joynexus.wire.back import SlotFailed, TrainDone
 from services.master.config import CoreConfig
 from services.master.dispatch import Dispatch
 from services.master.events import BackMessage
+from services.master.homes import Homes
 from services.master.lanes import Counters
 from services.master.metering import Account, Meter, Use, bearer
 from services.master.moves import Moves
 from services.master.ops import Op, OpState
 from services.master.outbox import Outbox, refuse
 from services.master.outcomes import Outcomes
-from services.master.placement import choose
 from services.master.policies import Policies
 from services.master.policy import Policy, PolicyKey
 from services.master.roster import Roster
 from services.master.trainees import Trainee
-from services.master.trainers import Item, Items, Trainer, account_of
+from services.master.trainers import Item, Trainer, account_of
 from services.master.worker import Worker
 
 _SLOT_FAULTS = 10
 _LONG_PAUSE_S = 60.0
-_HOMED_AT_ONCE, _HOMED_EVERY_S = 16, 0.05
-"""Policies that wait for a home get one so many at a time."""
 
 
 class Training:
@@ -71,7 +68,7 @@ class Training:
         self._dispatch = Dispatch(outbox, config, roster, outcomes, counters, payload, self._pause)
         self._trainees: dict[PolicyKey, Trainee] = {}
         self._trainers: dict[str, Trainer] = {}  # by worker name
-        self._homeless: dict[str, OrderedDict[PolicyKey, Trainee]] = {}  # by backbone
+        self._homes = Homes(outbox, self._trainers, self._queue)
         self.moves = Moves(outbox, config, policies, self._trainers, self._trainee, self._queue)
         roster.add_staff("trainer", self)
 
@@ -122,13 +119,12 @@ class Training:
             raise refuse(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=500)
         if trainee.home is not None:
             self._trainers[trainee.home.name].unsettle(trainee, self._outbox.now)
-        if policy.spec.backbone in self._homeless:
-            self._homeless[policy.spec.backbone].pop(policy.key, None)
+        self._homes.forget(policy)
         del self._trainees[policy.key]
 
     def serves(self, backbone: str) -> bool:
         """Tell whether a trainer with this backbone is there."""
-        return any(True for _ in self._with_backbone(backbone))
+        return any(True for _ in self._homes.with_backbone(backbone))
 
     def backbones(self) -> list[str]:
         """Return the backbones that trainers have now, in order of name."""
@@ -136,7 +132,7 @@ class Training:
 
     def known_heads(self, backbone: str) -> set[str]:
         """Return the action modules that the trainers with this backbone say they have."""
-        return {head for trainer in self._with_backbone(backbone) for head in trainer.worker.register.heads}
+        return {head for trainer in self._homes.with_backbone(backbone) for head in trainer.worker.register.heads}
 
     def trainers(self) -> Iterable[Trainer]:
         """Return the trainers that are there (for views)."""
@@ -161,7 +157,7 @@ class Training:
         item = trainer.groups[message.task].pop(key, None)
         if item is not None:
             self._counters.charge(message.tenant, message.busy_s - item.estimate_s)
-            self._account(trainer, item, message)
+            trainer.account(item, message)
             use: Use = {
                 "trainer_s": message.busy_s, "samples": message.samples, "backbone_forwards": message.backbone_forwards
             }  # fmt: skip
@@ -192,25 +188,13 @@ class Training:
             raise refuse(ErrorCode.INVALID, f"task '{message.task[:64]}' is no training")
         return trainer
 
-    def _account(self, trainer: Trainer, item: Item, message: TrainDone) -> None:
-        """Tell work from paging."""
-        memory, trainee = trainer.memory, item.trainee
-        if item.opening == trainee.opening:
-            memory.measured(trainee, message.slot_bytes)
-        if item.op is None and trainee.policy.key in memory.leaving:
-            memory.paged_out(message.busy_s)
-            return
-        if message.page_s:
-            memory.paged_in(message.page_s)
-        memory.worked(message.busy_s - message.page_s)
-
     # Staff
 
     def joined(self, worker: Worker) -> None:
         """A trainer is there: whoever waits for one moves in, and others may come for the sake of loads."""
         trainer = Trainer(worker, self._counters, self._config, self._outbox.now)
         self._trainers[worker.name] = trainer
-        self._find_homes(trainer.backbone)
+        self._homes.find(trainer.backbone)
         self.moves.balance()
 
     def leaving(self, worker: Worker) -> None:
@@ -227,7 +211,7 @@ class Training:
     def lost(self, worker: Worker) -> None:
         """A trainer is dead: its policies start again elsewhere, from their checkpoints."""
         trainer = self._trainers.pop(worker.name)
-        killers = self._suspects(trainer)
+        killers = trainer.suspects()
         for op in killers.values():
             op.alone = True
             op.kills += sum(map(len, trainer.groups.values())) == 1
@@ -242,10 +226,10 @@ class Training:
             if trainee.target is not None:
                 self.moves.carry_out(trainee)
             elif trainee.has_work:
-                self._wait_for_home(trainee)
+                self._homes.wait(trainee)
             else:
                 self._queue(trainee)
-        self._find_homes(trainer.backbone)
+        self._homes.find(trainer.backbone)
 
     # Outcomes
 
@@ -331,14 +315,6 @@ class Training:
 
     # Loss
 
-    def _suspects(self, trainer: Trainer) -> dict[PolicyKey, Op]:
-        """Return, of each policy in the oldest unanswered group, the op that was to be done next."""
-        suspects: dict[PolicyKey, Op] = {}
-        for item in next(iter(trainer.groups.values()), Items()).values():
-            if item.op is not None and item.opening == item.trainee.opening:
-                suspects.setdefault(item.trainee.policy.key, item.op)
-        return suspects
-
     def _set_aside(self, trainee: Trainee, op: Op) -> None:
         if op.done is None and op.record.seq == trainee.policy.applied + 1:
             sentence = f"op {op.record.seq} was set aside: {op.kills} trainers died over it alone; the policy goes on"
@@ -361,17 +337,13 @@ class Training:
         else:
             trainee.reopen()
 
-    # Homes
+    # Their turn
 
     def _trainee(self, policy: Policy) -> Trainee:
         trainee = self._trainees.get(policy.key)
         if trainee is None:
             trainee = self._trainees[policy.key] = Trainee(policy, self._config, self._outbox.now)
         return trainee
-
-    def _with_backbone(self, backbone: str) -> Iterable[Trainer]:
-        there = (trainer for trainer in self._trainers.values() if not trainer.worker.leaving)
-        return (trainer for trainer in there if trainer.backbone == backbone)
 
     def _queue(self, *trainees: Trainee) -> None:
         """Have policies wait for their turn if they have something to send; then use what credit there is."""
@@ -384,7 +356,7 @@ class Training:
                 touched[trainee.home.name] = self._trainers[trainee.home.name]
                 self._vacate(trainee)
             if not trainee.queued and trainee.has_work:
-                trainer = self._home(trainee)
+                trainer = self._homes.of(trainee)
                 if trainer is not None:
                     trainer.enqueue(trainee)
                     touched[trainer.name] = trainer
@@ -411,34 +383,6 @@ class Training:
             self.moves.carry_out(trainee)
         elif home.worker.leaving:
             home.unsettle(trainee, self._outbox.now)
-
-    def _home(self, trainee: Trainee) -> Trainer | None:
-        """Return a policy's trainer; if it has none, the best one becomes it."""
-        policy = trainee.policy
-        if trainee.home is None:
-            places = [trainer.place(self._outbox.now) for trainer in self._with_backbone(policy.spec.backbone)]
-            place = choose(places, trainee.slot_nbytes)
-            if place is None:
-                self._wait_for_home(trainee)
-                return None
-            self._trainers[place.name].settle(trainee)
-            return self._trainers[place.name]
-        return self._trainers[trainee.home.name]
-
-    def _wait_for_home(self, trainee: Trainee) -> None:
-        self._homeless.setdefault(trainee.policy.spec.backbone, OrderedDict())[trainee.policy.key] = trainee
-
-    def _find_homes(self, backbone: str) -> None:
-        """Give homes to a few of those that wait, and a little later to others.
-
-        So the first trainer after a restart does not get them all, and no event takes as long as there are policies.
-        """
-        waiting = self._homeless.get(backbone)
-        if not waiting or not self.serves(backbone):
-            return
-        self._queue(*[waiting.popitem(last=False)[1] for _ in range(min(_HOMED_AT_ONCE, len(waiting)))])
-        if waiting:
-            self._outbox.after(_HOMED_EVERY_S, lambda: self._find_homes(backbone))
 
     def _pause(self, trainee: Trainee, seconds: float) -> None:
         """Leave a policy alone for a while."""
