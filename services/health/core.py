@@ -16,7 +16,8 @@ The rules:
   stands still while it works: each longer than its own watchdog would have taken.
 - A silent master is killed likewise.
 - Of a group that is to have fewer processes, those leave that are of no use now, then those that are idle, the last to
-  come first; the first of a group stays. Who leaves finishes what it has (`LEAVE_S` at most), and is no more.
+  come first. The first of a group stays if it is of use; a first container always, as others are made like it. Who
+  leaves finishes what it has (`LEAVE_S` at most), and is no more.
 """
 
 from __future__ import annotations
@@ -242,6 +243,8 @@ class HealthCore:
             self._add(instance_name(event.group, number)).start_at = now
         stops: list[Command] = []
         first = min(stay, key=lambda i: number_of(i.name), default=None)
+        if first is not None and self.starts_again and not _use(first):
+            first = None
         others = [i for i in stay if i is not first]
         others.sort(key=lambda i: (_use(i), -number_of(i.name)))
         for instance in others[: max(0, len(stay) - event.count)]:

@@ -264,7 +264,7 @@ def test_silent_master_is_killed_and_only_it() -> None:
 def test_a_large_model_may_load_for_as_long_as_its_own_watchdog_lets_it() -> None:
     startup = Path(joynexus.__file__).parent / "vla" / "startup.py"  # read, not imported: it brings torch
     (loading_s,) = re.findall(r"^LOADING_S = ([\d.]+)$", startup.read_text(), re.MULTILINE)
-    assert core.REGISTER_S > float(loading_s)
+    assert float(loading_s) < core.REGISTER_S
 
 
 def test_instance_that_never_registers_is_killed() -> None:
@@ -362,6 +362,18 @@ def test_one_that_is_of_no_use_leaves_before_one_that_could_work(phase: str) -> 
     health.handle(Seen(roles=(role("trainer"), role("env"), *seen)), 3.6)
     health.handle(Scale(group="env", count=2), 3.6)
     assert [i.name for i in health.report() if i.role == "env" and i.state != "leaving"] == ["env", "env-3"]
+
+
+@pytest.mark.parametrize("phase", ["crash-loop", "quarantined"])
+def test_the_first_one_leaves_if_it_is_of_no_use_and_another_is(phase: str) -> None:
+    health = grown_core(2)
+    seen = [role("trainer"), role("env", phase=phase), role("env", instance="h/env-2")]
+    if phase == "crash-loop":
+        health.handle(Ended(name="env", how="it exited with code 78", code=core.NO_USE), 3.5)
+    health.handle(Seen(roles=tuple(seen)), 3.6)
+    health.handle(Scale(group="env", count=1), 3.6)
+    assert [i.name for i in health.report() if i.role == "env" and i.state != "leaving"] == ["env-2"]
+    assert health.handle(Scale(group="env", count=2), 30.0) == [Start(name="env" if phase == "crash-loop" else "env-3")]
 
 
 def test_who_has_left_is_no_more_and_is_not_started_again() -> None:
