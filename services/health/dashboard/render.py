@@ -57,6 +57,7 @@ class Renderer:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            auto_reload=False,
         )
         self._environment.filters.update(
             {
@@ -74,6 +75,8 @@ class Renderer:
                 "version": {path.name: _digest(path) for path in sorted(STATIC.iterdir())},
             }
         )
+        for name in self._environment.list_templates():  # now: a checkout may get newer ones under an older dashboard
+            self._environment.get_template(name)
         self.sections_rendered = 0
 
     def page(self, scope: Scope, asked: Asked, *, events: str, age_s: float) -> str:

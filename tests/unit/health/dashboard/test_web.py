@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from joynexus.wire import ErrorCode
+from services.health.dashboard import render
 from services.health.dashboard import web as web_module
 from services.health.dashboard.render import STATIC
 from services.health.dashboard.web import LOGINS_A_MINUTE, Web
@@ -69,6 +71,7 @@ def test_behind_https_the_cookie_is_for_https_alone(source: FakeSource) -> None:
 
 def test_browser_that_looks_ahead_does_not_use_the_code_up(browser: TestClient, source: FakeSource) -> None:
     browser.get("/login?code=open-sesame", headers={"sec-purpose": "prefetch;prerender"})
+    browser.head("/login?code=open-sesame")
     assert "open-sesame" in source.codes
 
 
@@ -340,3 +343,14 @@ def test_not_ready_while_the_master_does_not_know_it(source: FakeSource) -> None
 def test_script_and_style_stay_small() -> None:
     assert len((STATIC / "live.js").read_text().splitlines()) <= 60
     assert sum(path.stat().st_size for path in Path(STATIC).iterdir()) < 24_000
+
+
+def test_templates_of_a_newer_checkout_change_nothing_under_a_dashboard_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(render.HERE / "templates", tmp_path / "templates")
+    monkeypatch.setattr(render, "HERE", tmp_path)
+    renderer = render.Renderer()
+    (tmp_path / "templates" / "problem.html").write_text("{{ newer }}")
+    shutil.rmtree(tmp_path / "templates" / "sections")
+    assert "It is away" in renderer.plain("problem.html", title="It is away", problem="soon", again=False)
