@@ -128,9 +128,7 @@ class BulkService:
         self.counts: Counter[str] = Counter()
         self._reception = Reception(registry, max_requests_per_s, Refusals("blob_request_refused", self.counts))
         self._faults = DiskFaults(self.counts)
-        self._removal = Removal(
-            store, self._unreferenced, lambda digest: digest in self._arriving, self._faults, self.counts
-        )
+        self._removal = Removal(store, self._unreferenced, lambda digest: digest in self._arriving, self._faults)
         self._thread = threading.Thread(target=self._guarded, name="bulk", daemon=True)
 
     def start(self) -> None:

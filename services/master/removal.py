@@ -59,7 +59,6 @@ class Removal:
         unreferenced: has the core asked to which of some blobs nothing refers, and tells the answer.
         spared: says whether a blob must stay for now.
         faults: what the disk's errors are noted with.
-        counts: where `removed` counts blobs.
     """
 
     def __init__(
@@ -68,13 +67,11 @@ class Removal:
         unreferenced: Callable[[Iterable[str], Callable[[list[str]], None]], None],
         spared: Callable[[str], bool],
         faults: DiskFaults,
-        counts: Counter[str],
     ) -> None:
         self._store = store
         self._unreferenced = unreferenced
         self._spared = spared
         self._faults = faults
-        self._counts = counts
         self._doomed: deque[tuple[float, dict[str, int]]] = deque()  # when to delete what, if its stamp is still this
         self._folder, self._folder_at = 0, 0.0
 
@@ -102,7 +99,7 @@ class Removal:
         def go_on(unreferenced: list[str]) -> None:
             for digest in unreferenced:
                 with self._faults.outlived("a blob is not removed"):
-                    if not self._spared(digest) and self._store.delete(digest, stamp=stamps[digest]):
-                        self._counts["removed"] += 1
+                    if not self._spared(digest):
+                        self._store.delete(digest, stamp=stamps[digest])
 
         self._unreferenced(stamps, go_on)

@@ -65,6 +65,7 @@ def test_a_blob_that_nothing_refers_to_is_deleted_and_one_that_is_referred_to_ag
     service.delete((lost, kept))
     until(lambda: not store.has(lost))
     assert store.has(kept)
+    assert not service.counts, "what is removed is neither refused nor failed"
 
 
 def test_a_blob_that_a_worker_found_there_and_has_not_reported_yet_survives(tmp_path: Path) -> None:
