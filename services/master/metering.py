@@ -27,7 +27,7 @@ from services.master.lives import Lives
 from services.master.outbox import Outbox, refuse
 from services.master.worker import Worker
 
-_MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
+_MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
 _PAGE = 1000
 """Lines in one report: it is one message."""
 _LINES, _FOLDED = 10_000, 1_000

@@ -192,7 +192,8 @@ class Policies:
                     f"only the first and the last are kept; the newest is {max(policy.versions)}",
                 )
             what = f"version {number}" if number else "published version"
-            raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: publish one first")
+            do = f"the newest is {max(policy.versions)}" if policy.versions else "publish one first"
+            raise refuse(ErrorCode.NOT_FOUND, f"policy '{name}' has no {what}: {do}")
         return version
 
     def check_module(self, backbone: str, head: str) -> None:

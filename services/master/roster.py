@@ -21,7 +21,7 @@ from joynexus.wire.front import Done, DrainWorker, RoleStatus
 from services.master.config import CoreConfig
 from services.master.events import BackMessage, FrontMessage, Peer, Undeliverable
 from services.master.instances import Instances, same_instance
-from services.master.outbox import Outbox, not_found, refuse
+from services.master.outbox import Outbox, refuse
 from services.master.protocol import agree
 from services.master.worker import Given, Worker
 
@@ -137,10 +137,13 @@ class Roster:
     def on_drain(self, asked: FrontMessage, message: DrainWorker) -> None:
         """Have a worker finish what it has, and end, because an operator says so; a master started anew forgets it."""
         if not asked.operator:
-            raise refuse(ErrorCode.FORBIDDEN, "only an operator's key may have workers leave")
+            raise refuse(ErrorCode.FORBIDDEN, "only an operator may drain a worker")
         worker = self._by_name.get(message.worker)
         if worker is None or not worker.alive or not self._staff[worker.role]:  # health is given no work
-            raise not_found("worker", message.worker)
+            raise refuse(
+                ErrorCode.NOT_FOUND,
+                f"there is no worker '{message.worker}' to drain: `joynexus status` names trainers, inference and env",
+            )
         if not worker.told_to_leave:
             worker.told_to_leave = True
             self._outbox.log("info", "worker_drained", worker=worker.name, by=asked.tenant)

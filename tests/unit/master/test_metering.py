@@ -287,6 +287,7 @@ def test_each_month_has_its_own_lines(world: World) -> None:
     assert [line.month for line in lines(world, since_month=month_of(world.now)) if line.policy == "p"] == [
         month_of(world.now)
     ]
+    assert world.refused(GetUsage(since_month="2026-13")).code is ErrorCode.INVALID
 
 
 def test_a_long_report_comes_in_pages(world: World) -> None:

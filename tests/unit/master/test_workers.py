@@ -233,7 +233,9 @@ def test_only_an_operator_has_a_worker_leave_and_only_one_that_works(world: Worl
     FakeWorker(world, new_incarnation(), key="h", role="health", credit={})
     assert world.refused(DrainWorker(worker="env-1")).code is ErrorCode.FORBIDDEN
     for name in ("env-2", "health-1"):
-        assert world.refused(DrainWorker(worker=name), operator=True).code is ErrorCode.NOT_FOUND
+        refused = world.refused(DrainWorker(worker=name), operator=True)
+        assert refused.code is ErrorCode.NOT_FOUND
+        assert f"no worker '{name}' to drain: `joynexus status` names" in refused.message
 
 
 def test_a_worker_that_ends_before_it_has_finished_was_lost(world: World) -> None:
