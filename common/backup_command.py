@@ -15,6 +15,7 @@ from common.backup import BusyError, Contents, Places, make, restore
 
 _BUSY, _LOST = 75, 3
 _SHOWN = 50
+_SECRET = ": keep it as secret as they are"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"restored from {told.folder}: {_text(contents)}")
         else:
             contents = make(told.folder, places, live=told.live)
-            print(f"backup {told.folder}: {_text(contents)}")
+            print(f"backup {told.folder}: {_text(contents)}{_SECRET if contents.keys else ''}")
     except BusyError as error:
         if told.verb == "make":
             return _BUSY
@@ -53,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _text(contents: Contents) -> str:
-    keys = "with the keys: keep it as secret as they are" if contents.keys else "without keys"
-    return f"{contents.records} records, {contents.blobs} blobs ({contents.nbytes} bytes), {keys}"
+    keys = "with the keys" if contents.keys else "without keys"
+    return f"{contents.records} records, {contents.blobs} blobs ({contents.nbytes / 1e6:,.1f} MB), {keys}"
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def main(arguments: Sequence[str], answers: bytes) -> int:
 
 def _parts(told: argparse.Namespace, said: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     """Give names and contents of the files."""
+    if not told.file.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {told.file.parent} for the bundle: make it first")
     with tempfile.TemporaryDirectory(prefix=".dump-", dir=told.file.parent) as work:
         copy, why = _copied(told.state / "journal.db", told.journal_url, Path(work) / "journal.db")
         words, names = _words(copy) if copy else (set(), {})

@@ -78,13 +78,15 @@ def add(
     if role:
         if tenant or operator or scope != "all":
             raise ValueError("a worker's key has roles only: leave out --tenant, --scope and --operator")
-        path = keyring.issue_worker(name, roles=tuple(role))
+        path, whose = keyring.issue_worker(name, roles=tuple(role)), f"for {', '.join(role)}"
     else:
         if scope not in ("all", "act", "read"):
             raise ValueError(f"'{scope}' is no scope: it is all, act or read")
         chosen = cast("Literal['all', 'act', 'read']", scope)
         path = keyring.issue(name, tenant=tenant or name, scope=chosen, operator=operator)
-    typer.echo(f"key '{name}' is in {path.parent}: give that folder to its owner (JOYNEXUS_CONFIG={path})")
+        whose = f"of tenant '{tenant or name}', scope {scope}"
+    typer.echo(f"made key '{name}' {whose}")
+    _tenants.hand_out(path)
 
 
 @keys.command()
@@ -118,17 +120,17 @@ def revoke(
 
 @keys.command("list")
 def list_(state_dir: Folder = FOLDER, keys_dir: KeysDir = None, json: Json = False) -> None:
-    """List the keys that are let in."""
+    """List the keys that are let in; --json has their public halves, too."""
     entries = _keyring(state_dir, keys_dir).registry.list()
     if json:
         print_json(entries)
         return
     rows = [
         (e.name, e.tenant or "-", e.scope if e.tenant else "-", ", ".join(e.roles) or "-",
-         "operator" if e.operator else "", _until(e.until_s), e.public)
+         "operator" if e.operator else "", _until(e.until_s))
         for e in entries
     ]  # fmt: skip
-    print_table(("key", "tenant", "scope", "roles", "", "until", "public key"), rows)
+    print_table(("key", "tenant", "scope", "roles", "", "until"), rows)
 
 
 def _until(time_s: float) -> str:

@@ -95,7 +95,7 @@ def human_bytes(nbytes: float) -> str:
 def human_seconds(seconds: float) -> str:
     """Return a duration with a unit that fits."""
     if seconds < 1:
-        return f"{1000 * seconds:.0f} ms" if seconds else "0 s"
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "0 s"
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

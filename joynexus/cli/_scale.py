@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,7 +54,7 @@ def scale(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Name of the worker in `joynexus status`, e.g. env-2.")],
+    worker: Annotated[str, typer.Argument(help="Its name, `worker` in `joynexus status`, e.g. env-2.")],
     config: Config = None,
 ) -> None:
     """Give a worker nothing new, and have it end when it has finished what it has; it is started anew then."""
@@ -99,5 +99,5 @@ def _show(cluster: LocalCluster) -> None:
         rows.append((group, sum(found.values()) - found["leaving"], limits.get(group, "-"), now))
     print_table(("group", "wanted", "limits", "now"), rows)
     for decision in report.decisions[-LAST:] if report else ():
-        at = datetime.fromtimestamp(decision.at).strftime("%H:%M:%S")
+        at = datetime.fromtimestamp(decision.at, UTC).strftime("%H:%M:%S")  # as logs and the dashboard say it
         typer.echo(f"{at} {decision.group} {decision.before} → {decision.after}: {decision.reason}")

@@ -6,6 +6,7 @@ In: the master's picture, and health's report where the cluster runs on this mac
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,12 +45,13 @@ def status(config: Config = None, json: Json = False) -> None:
 
 def _show_roles(roles: Sequence[RoleStatus], instances: Sequence[InstanceHealth]) -> None:
     processes = list(instances)
+    here = f"{socket.gethostname()}/" if instances else ""  # all processes of a cluster in a folder are on this host
     rows: list[tuple[object, ...]] = []
     for role in roles:
         process = next((process for process in processes if _is(role, process)), None)
         if process is not None:
             processes.remove(process)
-        name = process.name if process else role.instance
+        name = process.name if process else role.instance.removeprefix(here)
         busy = f"{100 * role.busy_s / role.uptime_s:.0f} %" if role.uptime_s > 0 else "-"
         rows.append((role.worker, name, role.phase, busy, role.pid or "-", _what(role.detail)))
     for left in processes:
@@ -105,8 +107,8 @@ def _show_lanes(lanes: Sequence[LaneStatus]) -> None:
 
 def _counts(cluster: ClusterStatus) -> str:
     return (
-        f"{cluster.policies} policies, {cluster.policies_resident} in a trainer's memory; "
-        f"{cluster.jobs_running} jobs running; {cluster.versions_in_service} versions served"
+        f"policies {cluster.policies}, in a trainer's memory {cluster.policies_resident}; "
+        f"jobs not ended {cluster.jobs_running}; versions served {cluster.versions_in_service}"
     )
 
 

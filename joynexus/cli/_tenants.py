@@ -65,7 +65,6 @@ def add(
 ) -> None:
     """Let a tenant in: a key of its name with every right, and limits, if some are given."""
     from joynexus.keyring import Keyring
-    from joynexus.keys import ClusterFile
     from joynexus.tenants import TenantLimits
 
     fields = _given(
@@ -84,7 +83,7 @@ def add(
     if fields:
         _file(folder).change(tenant, fields)
     typer.echo(f"tenant '{tenant}' is let in{f', with {_text(fields)}' if fields else ''}")
-    _hand_out(path, ClusterFile.load(path).control)
+    hand_out(path)
 
 
 @commands.command("list")
@@ -171,7 +170,6 @@ def rotate(
 ) -> None:
     """Make all keys of a tenant anew, under the same names; the old ones go on for a while."""
     from joynexus.keyring import Keyring
-    from joynexus.keys import ClusterFile
 
     folder = keys_folder(state_dir, keys_dir)
     names = _keys(folder, tenant)
@@ -180,8 +178,8 @@ def rotate(
     keyring = Keyring(folder)
     for name in names:
         path = keyring.rotate(name, grace_s=grace_hours * HOUR_S)
-        _hand_out(path, ClusterFile.load(path).control)
-    typer.echo(f"{_named(names)} of before: {let_in(grace_hours)}")
+        hand_out(path)
+    typer.echo(f"the keys of before ({', '.join(names)}) are {let_in(grace_hours)}")
 
 
 @commands.command()
@@ -222,7 +220,11 @@ def let_in(grace_hours: float) -> str:
     return f"let in for {grace_hours:g} more hours" if grace_hours else "shut out"
 
 
-def _hand_out(path: Path, address: str) -> None:
+def hand_out(path: Path) -> None:
+    """Say what to give to whom a key is for, and what to do with it."""
+    from joynexus.keys import ClusterFile
+
+    address = ClusterFile.load(path).control
     typer.echo(
         f"give its owner the folder {path.parent}: client.toml says where to dial ({address}), key.toml is the secret\n"
         f"  there: put both into a folder .joynexus where the work is done, or set JOYNEXUS_CONFIG=…/client.toml"

@@ -48,10 +48,12 @@ def usage(
     """Show what this tenant used and what it costs; an operator sees all tenants, and the service's own use."""
     from joynexus.prices import from_text, rounded
 
+    if csv and json:
+        raise ValueError("either --csv or --json, not both")
     with client(config) as connected:
         report = connected.usage(month)
     prices = from_text(report.prices)
-    lines = summed((line for line in report.lines if not month or line.month == month), by)
+    lines = summed((line for line in report.lines if not month or line.month == month), by, month)
     costs = [prices.cost(line) if prices else None for line in lines]
     currency = prices.currency if prices else ""
     if json:
@@ -60,6 +62,9 @@ def usage(
         return
     if csv:
         _print_csv(lines, costs, currency)
+        return
+    if not lines:
+        typer.echo(f"nothing was used{f' in {month}' if month else ''}")
         return
     tenants = {line.tenant for line in lines}
     several = len(tenants) > 1 or "" in tenants
@@ -76,11 +81,12 @@ def usage(
     typer.echo(", ".join(f"{human_bytes(nbytes)} {what}" for what, nbytes in moved.items()))
     if prices:
         total = sum(cost for line, cost in zip(lines, costs, strict=True) if line.tenant and cost is not None)
-        typer.echo(f"together {rounded(total)} {currency}" if total else f"together 0.00 {currency}")
+        whose = "tenants together" if several else "together"
+        typer.echo(f"{whose} {rounded(total) if total else '0.00'} {currency}")
 
 
-def summed(lines: Iterable[UsageLine], by: By) -> list[UsageLine]:
-    """Return one line for each value of what is summed by, in their order."""
+def summed(lines: Iterable[UsageLine], by: By, month: str = "") -> list[UsageLine]:
+    """Return one line for each value of what is summed by, in their order, and with the month that all are of."""
     from joynexus.wire.front import UsageLine
 
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -88,7 +94,7 @@ def summed(lines: Iterable[UsageLine], by: By) -> list[UsageLine]:
         into = sums.setdefault(tuple(getattr(line, key) for key in _KEYS[by]), dict.fromkeys(_FIGURES, 0))
         for figure in _FIGURES:
             into[figure] += getattr(line, figure)
-    nobody: dict[str, Any] = dict.fromkeys(_NAMED, "")
+    nobody: dict[str, Any] = dict.fromkeys(_NAMED, "") | {"month": month}
     return [
         UsageLine(**nobody | dict(zip(_KEYS[by], key, strict=True)), **figures) for key, figures in sorted(sums.items())
     ]

@@ -34,6 +34,15 @@ def test_a_worker_that_names_no_instance_is_found_by_its_pid(capsys: pytest.Capt
     assert found == {"env-1": "mine", "-": "other"}
 
 
+def test_health_itself_is_a_process_of_this_host_like_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    roles = [worker("env-1", instance="here/env"), worker("health-1", pid=8, instance="here/health")]
+    _show_roles(roles, [process("env", instance="here/env")])
+    assert [row[:2] for row in rows(capsys)[-2:]] == [["env-1", "env"], ["health-1", "health"]]
+
+
 def test_without_health_a_worker_is_shown_with_its_instance_and_the_reason_that_the_master_was_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -165,7 +165,7 @@ def test_status_says_who_runs_what_how_exactly_and_who_waits(joynexus: Run) -> N
     assert "trainer-1 was restarted 2 times" in lines
     assert "lite@64, cpu float32, not exact" in text
     assert ["inference", "robot-lab-2", "0.25", "-1", "10000", "16", "3.4", "h", "250", "ms"] in words(lines)
-    assert "1000 policies, 32 in a trainer's memory; 4 jobs running; 9 versions served" in lines
+    assert "policies 1000, in a trainer's memory 32; jobs not ended 4; versions served 9" in lines
 
 
 def test_brackets_in_names_and_reasons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_use_is_summed_and_priced(
     table = joynexus("usage", "--by", by)
     assert max(map(len, table)) <= 80
     assert "EUR" in "".join(table)
-    assert table[-1] == "together 1.55 EUR"  # what the service used is nobody's bill
+    assert table[-1] == "tenants together 1.55 EUR"  # what the service used is nobody's bill
 
 
 def test_use_of_one_month_is_a_spreadsheets_lines(joynexus: Run, priced: FakeService) -> None:
@@ -238,8 +238,17 @@ def test_use_of_one_month_is_a_spreadsheets_lines(joynexus: Run, priced: FakeSer
     assert [(row["tenant"], row["job"], row["trainer_s"], row["cost"], row["currency"]) for row in rows] == [
         ("", "", "2.0", "0.20", "EUR"), ("lab", "rl-2", "0.5", "0.05", "EUR"), ("lab", "sft-1", "10.0", "1.00", "EUR")
     ]  # fmt: skip
+    assert {row["month"] for row in rows} == {"2026-11"}  # whoever keeps several months' can put them together
     asked = [packet.message for packet in priced.heard if isinstance(packet.message, GetUsage)]
     assert asked[-1].since_month == "2026-11"
+
+
+def test_csv_and_json_at_once_are_refused(joynexus: Run) -> None:
+    joynexus("usage", "--csv", "--json", code=1)
+
+
+def test_a_month_without_use_is_a_sentence(joynexus: Run, priced: FakeService) -> None:
+    assert joynexus("usage", "--month", "2025-01") == ["nothing was used in 2025-01"]
 
 
 def test_without_prices_nothing_costs_anything(joynexus: Run) -> None:

@@ -120,6 +120,12 @@ def test_names_stay_if_that_is_asked_and_keys_and_texts_never(cluster: Path) -> 
     assert "canary-word" not in everything
 
 
+def test_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [word for name in ("state", "blobs", "keys", "run") for word in (f"--{name}", str(tmp_path / name))]
+    assert main([str(tmp_path / "absent" / "bug.tar.gz"), *folders], b"{}") == 1
+    assert f"there is no folder {tmp_path / 'absent'} for the bundle" in capsys.readouterr().err
+
+
 def test_bundle_is_made_of_a_cluster_that_is_broken(cluster: Path) -> None:
     (cluster / "state" / "journal.db").write_bytes(b"no journal" * 1000)
     (cluster / "keys" / "registry.json").write_bytes(b"{")
