@@ -12,25 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from common.journal.records import (
-    BlobRecord,
-    CheckpointRecord,
-    CurveRecord,
-    DatasetRecord,
-    JobRecord,
-    LeaseRecord,
-    LifeRecord,
-    OpDone,
-    OpRecord,
-    PageRecord,
-    PolicyRecord,
-    Record,
-    StateRecord,
-    UsageRecord,
-    VersionRecord,
-)
-from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, hosted, limits
+from common.journal.records import Record
+from joynexus.wire import ErrorCode, Failure, JoyNexusError, Message, back, failure, front, hosted
 from services.master.acting import Acting
+from services.master.arrivals import Arrivals
 from services.master.backup import Backups
 from services.master.budgets import Budgets
 from services.master.catalog import Catalog
@@ -60,14 +45,15 @@ from services.master.lanes import Counters
 from services.master.leases import Leases
 from services.master.limits import Limits
 from services.master.lives import METERED
-from services.master.metering import Account, Meter
+from services.master.metering import Meter
 from services.master.ops import Op
-from services.master.outbox import Outbox, not_saved
+from services.master.outbox import Outbox
 from services.master.outcomes import Outcomes
 from services.master.policies import Policies
 from services.master.policy import Policy
-from services.master.protocol import Misfits
+from services.master.protocol import Greetings
 from services.master.reports import Counts, Reports
+from services.master.restoring import Parts
 from services.master.roster import Roster
 from services.master.serving import Serving
 from services.master.supervision import Supervision
@@ -114,10 +100,11 @@ class MasterCore:
         outbox.now = now
         acting, training, env = Counters(), Counters(), Counters()
         self._limits = Limits(config, (acting, training, env))
-        self._misfits = Misfits()
+        self._greetings = Greetings(outbox, config, self._limits)
         self._holdings = Holdings(outbox, config, self._limits)
         self._roster = Roster(outbox, config)
         self._meter = Meter(outbox, self._holdings, config.usage_s)
+        self._arrivals = Arrivals(outbox, self._holdings, self._meter)
         self._budgets = Budgets(outbox, self._meter, self._limits)
         self._roster.beaten = self._meter.lives.beat
         for role in METERED:
@@ -130,7 +117,7 @@ class MasterCore:
             lambda: self._training.backbones(),
         )
         self._backups = Backups(outbox)
-        self._leases = Leases(outbox, self._policies, self._freed)
+        self._leases = Leases(outbox, self._policies, lambda policy: self._jobs.policy_freed(policy))
         self._env = EnvQueue(outbox, self._roster, config, env, self._meter)
         self._catalog = Catalog(outbox, config, self._holdings, self._env, sources.manifest)
         self._serving = Serving(outbox, self._roster, self._policies, config, self._meter)
@@ -250,7 +237,7 @@ class MasterCore:
             case Undeliverable():
                 self._roster.on_undeliverable(event)
             case BlobStored():
-                self._on_stored(event)
+                self._arrivals.on_stored(event)
             case BlobServed():
                 self._meter.on_served(event)
         return self._outbox.take()
@@ -269,24 +256,9 @@ class MasterCore:
 
         Limits and prices are told before, so that nobody who is over its budget begins anything.
         """
+        parts = Parts(self._policies, self._leases, self._jobs, self._catalog, self._meter, self._holdings)
         for record in records:
-            match record:
-                case PolicyRecord() | VersionRecord() | CheckpointRecord() | StateRecord():
-                    self._policies.restore(record)
-                case LeaseRecord():
-                    self._leases.restore(record)
-                case OpRecord():
-                    self._policies.restore_op(record)
-                case OpDone():
-                    self._policies.restore_done(record)
-                case JobRecord() | PageRecord() | CurveRecord():
-                    self._jobs.restore(record)
-                case DatasetRecord():
-                    self._catalog.restore(record)
-                case UsageRecord() | LifeRecord():
-                    self._meter.restore(record)
-                case BlobRecord():
-                    self._holdings.upload(record.tenant, record.digest, record.nbytes)
+            parts.restore(record)
         self._meter.resume()
         self._budgets.resume()
         for policy in self._policies.everywhere():
@@ -306,11 +278,7 @@ class MasterCore:
 
     def refuse_upload(self, tenant: str, digest: str, nbytes: int) -> Failure | None:
         """Say why a tenant may not upload so much; None if it may."""
-        try:
-            self._holdings.check_quota(tenant, digest, nbytes)
-        except JoyNexusError as error:
-            return error.failure
-        return None
+        return self._arrivals.refusal(tenant, digest, nbytes)
 
     def unreferenced(self, digests: Iterable[str]) -> list[str]:
         """Return those of these blobs to which nothing refers, of any tenant's; none while a backup is made."""
@@ -323,47 +291,12 @@ class MasterCore:
         try:
             if handler is None:
                 raise JoyNexusError(failure(ErrorCode.INVALID, f"'{asked.header.kind}' cannot be asked here"))
-            self._misfits.check(asked)
+            self._greetings.check(asked)
             handler(asked, asked.message)
         except JoyNexusError as error:
             self._outbox.answer(asked, error.failure)
         except Exception as error:
             raise MessageFaultError(f"'{asked.header.kind}' met a bug: {error!r}") from error
-
-    def _on_stored(self, event: BlobStored) -> None:
-        refused = self.refuse_upload(event.tenant, event.digest, event.nbytes)
-        if refused is not None:
-            self._holdings.discard_orphan(event.digest)
-            self._outbox.send(event.peer, refused, re=event.request)
-            return
-
-        def saved() -> None:
-            self._holdings.upload(event.tenant, event.digest, event.nbytes)
-            self._meter.add(Account(event.tenant), {"bytes_in": event.nbytes})
-            stored = front.BlobOffset(digest=event.digest, offset=event.nbytes, complete=True)
-            self._outbox.send(event.peer, stored, re=event.request)
-
-        def lost(reason: str) -> None:
-            self._outbox.send(event.peer, not_saved("the blob", reason).failure, re=event.request)
-
-        self._outbox.save([BlobRecord(tenant=event.tenant, digest=event.digest, nbytes=event.nbytes)], saved, lost)
-
-    def _on_hello(self, asked: FrontMessage, message: front.Hello) -> None:
-        self._outbox.answer(
-            asked,
-            front.Welcome(
-                protocol=self._misfits.agree(asked, message),
-                server=self._config.server,
-                tenant=asked.tenant,
-                scope=asked.scope,
-                inline_bytes=limits.INLINE_BYTES,
-                max_inflight_ops=self._limits.max_inflight_ops(asked.tenant),
-                operator=asked.operator,
-            ),
-        )
-
-    def _on_ping(self, asked: FrontMessage, message: front.Ping) -> None:
-        self._outbox.answer(asked, front.Pong())
 
     def _on_register(self, said: BackMessage, message: back.Register) -> None:
         self._roster.on_register(said, message)
@@ -372,9 +305,6 @@ class MasterCore:
     def _op_finished(self, policy: Policy, op: Op) -> None:
         self._intake.op_finished(policy)
         self._jobs.op_finished(policy, op)
-
-    def _freed(self, policy: Policy) -> None:
-        self._jobs.policy_freed(policy)
 
     def _tools(self, jobs: Jobs) -> Tools:
         return Tools(
@@ -392,7 +322,7 @@ class MasterCore:
             over_budget=self._budgets.over,
             wait=jobs.wait,
             ended=jobs.note_ended,
-            freed=self._freed,
+            freed=jobs.policy_freed,
             find=jobs.find,
             earlier=jobs.earlier,
             make_stage=jobs.make_stage,
@@ -402,8 +332,8 @@ class MasterCore:
     def _tables(self) -> tuple[dict[type[Message], Handler], dict[type[Message], Handler]]:
         """Who handles what, from tenants and from workers."""
         to_tenants: dict[type[Message], Handler] = {
-            front.Hello: self._on_hello,
-            front.Ping: self._on_ping,
+            front.Hello: self._greetings.on_hello,
+            front.Ping: self._greetings.on_ping,
             front.CreatePolicy: self._policies.on_create,
             front.GetPolicy: self._policies.on_get,
             front.ListPolicies: self._policies.on_list,

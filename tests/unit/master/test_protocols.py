@@ -123,7 +123,7 @@ def test_connections_that_were_refused_take_bounded_memory(world: World, monkeyp
     monkeypatch.setattr(protocol, "_MOST_MISFITS", 3)
     for _ in range(10):
         world.refused(hello((9, 9)), peer=world.new_peer("front"))
-    assert len(world.core._misfits._refused) == 3
+    assert len(world.core._greetings._refused) == 3
 
 
 @STRANGERS
