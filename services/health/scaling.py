@@ -9,7 +9,8 @@ The rules, for each group that has limits:
 - A number outside the limits is brought inside at once.
 - More, if work waits long (the oldest piece over `WAIT_S`, for requests to act `ACT_WAIT_S`; or all of it would take
   longer than that; or a trainer waits for it) and has done so for `up_s`: as many as all that waits and runs would keep
-  busy, at most twice as many as now. Whoever was started before must work first, unless that takes over `COMING_S`.
+  busy, at most twice as many as now. Whoever was started before must work first, unless that takes over `COMING_S`;
+  while one is in a crash loop, there are no more of its kind.
 - One less, if for `down_s` nothing waited long and one less would have done all that there was.
 - Each only after a pause since the group's last change: `PAUSE_S` before more, `down_s` before less.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -78,13 +79,21 @@ class Scaler:
     _groups: dict[str, _Group] = field(default_factory=dict)
     _seen_at: float = -math.inf
 
-    def decide(self, wanted: Mapping[str, int], rows: Iterable[DemandRow] | None, now: float) -> list[Change]:
+    def decide(
+        self,
+        wanted: Mapping[str, int],
+        rows: Iterable[DemandRow] | None,
+        now: float,
+        *,
+        looping: Set[str] = frozenset(),
+    ) -> list[Change]:
         """Say which groups should have another number of processes.
 
         Args:
             wanted: processes by group, those that are just starting among them.
             rows: what waits; None if nobody knows.
             now: seconds of a clock that never goes back.
+            looping: groups of which a process is in a crash loop.
         """
         changes: list[Change] = []
         demand = None if rows is None else by_group(rows, wanted)
@@ -101,6 +110,8 @@ class Scaler:
                 continue  # it could not be done
             if not reason and demand is not None and name in demand:
                 after, reason = self._follow(group, limits, before, demand[name], now)
+                if after > before and name in looping:
+                    continue  # the next one would hardly fare better
             if after != before:
                 group.changed_at, group.tried = now, (before, after)
                 group.pressed_since = group.calm_since = None

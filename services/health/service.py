@@ -22,7 +22,7 @@ from common.runtime import WorkerRuntime
 from common.settings import HealthSettings
 from common.telemetry import get_logger
 from joynexus.local import HealthReport, LocalCluster
-from joynexus.scale import Range, parse_scale
+from joynexus.scale import Range, group_of, parse_scale
 from joynexus.wire import JoyNexusError, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Register, Supervised, ViewCluster
 from services.health.core import Command, Ended, Event, HealthCore, Kill, Scale, Seen, Start, Stop, Tick
@@ -144,7 +144,8 @@ class Health:
             log.warning("scale_not_taken_over", why=why)
         self._not_taken_over = why
         rows = self._view.demand if self._view is not None and now - self._seen_at <= OLD_S else None
-        for change in self._scaler.decide(wanted, rows, now):
+        looping = {group_of(each.name) for each in self._core.report() if each.state == "crash-loop"}
+        for change in self._scaler.decide(wanted, rows, now, looping=looping):
             log.info("scaled", group=change.group, before=change.before, after=change.after, reason=change.reason)
             self._decisions.append(Decision(at=time.time(), **msgspec.structs.asdict(change)))
             self._happened(Scale(group=change.group, count=change.after))

@@ -164,6 +164,18 @@ def test_who_was_started_before_is_waited_for_and_not_for_ever() -> None:
     assert [c.after for c in decide(scaler, 30, 2, busy, start=110.0)] == [4]
 
 
+def test_a_crash_loop_does_not_become_many() -> None:
+    scaler, busy = Scaler({"env": Range(1, 8)}), row(50, 2, oldest_s=30.0)
+
+    def decided(start: int, looping: set[str]) -> list[int]:
+        seconds = range(start, start + 200)
+        return [c.after for now in seconds for c in scaler.decide({"env": 2}, [busy], float(now), looping=looping)]
+
+    assert decided(0, {"env"}) == []
+    assert decided(200, {"inference"})[:1] == [4]
+    assert scaler.decide({"env": 9}, None, 500.0, looping={"env"}), "what the operator wants is done all the same"
+
+
 def test_short_work_that_waits_a_moment_is_no_reason() -> None:
     assert decide(Scaler({"env": Range(1, 4)}), 60, 1, row(3, 2, oldest_s=1.0, cost_s=0.5)) == []
 
