@@ -177,7 +177,7 @@ class Web:
         code = request.query_params.get("code", "").strip()
         if not code:
             return self._door("")
-        if "prefetch" in request.headers.get("sec-purpose", ""):
+        if request.method == "HEAD" or "prefetch" in request.headers.get("sec-purpose", ""):
             return self._door("", 503)  # the code is good once: the person who typed it shall have it
         who = request.client.host if request.client else ""
         if not self._logins.take(who, self._clock()):
