@@ -75,6 +75,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         blobs, nbytes: number and bytes of the blobs.
         missing: blobs that the journal refers to and that were lost or damaged already.
         keys: whether keys are in it.
+        digests: of the journal and each file of keys, by its path in the backup; a blob's is its name.
     """
 
     form: int
@@ -86,6 +87,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     missing: tuple[str, ...] = ()
     keys: bool = False
+    digests: dict[str, str] = {}
 
 
 def make(folder: Path, places: Places, *, live: bool) -> Contents:
@@ -98,11 +100,17 @@ def make(folder: Path, places: Places, *, live: bool) -> Contents:
 
     Raises:
         BusyError: if a master has the journal and `live` is not said.
-        ValueError: if there is no journal, it is damaged, the folder is not empty, or another process fills it now.
+        ValueError: if there is no journal, it is damaged, the folder is not empty or within what is
+            copied, or another process fills it now.
         OSError: if the copy cannot be written. Nothing is left then.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: name a folder that is to be made")
+    for place in filter(None, (places.state, places.blobs, places.keys)):
+        if folder.resolve().is_relative_to(
+            place.resolve()
+        ):  # it would be copied into itself, or taken for the cluster's
+            raise ValueError(f"{folder} lies within {place}, which is to be copied: name a folder elsewhere")
     with _locked(places, live=live), _work_folder(folder.with_name(f"{folder.name}.partial")) as work:
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty: another process has made a backup there meanwhile")
@@ -172,6 +180,9 @@ def verify(folder: Path) -> Contents:
     absent = _absent(folder, there) - set(contents.missing)
     if absent:
         raise ValueError(f"the backup {folder} is damaged: {_some(sorted(absent))} are not in it")
+    for name, digest in contents.digests.items():
+        if not (folder / name).is_file() or digest_file(folder / name) != digest:
+            raise ValueError(f"the backup {folder} is damaged: {name} in it is not as it was written")
     return contents
 
 
@@ -198,6 +209,9 @@ def _fill(work: Path, places: Places) -> Contents:
     missing = _absent(work, there)
     if places.keys is not None:
         _copy_keys(places.keys, work / "keys")
+    for end in (".lock", "-wal", "-shm"):
+        (work / f"journal.db{end}").unlink(missing_ok=True)
+    others = (work / "journal.db", *(path for path in sorted((work / "keys").rglob("*")) if path.is_file()))
     contents = Contents(
         form=1,
         made_s=time.time(),
@@ -208,9 +222,8 @@ def _fill(work: Path, places: Places) -> Contents:
         nbytes=nbytes,
         missing=tuple(sorted(missing)),
         keys=places.keys is not None,
+        digests={str(path.relative_to(work)): digest_file(path) for path in others},
     )
-    for end in (".lock", "-wal", "-shm"):
-        (work / f"journal.db{end}").unlink(missing_ok=True)
     write_private(work / _CONTENTS, msgspec.json.format(msgspec.json.encode(contents)) + b"\n")
     return contents
 

@@ -196,6 +196,8 @@ def a_blob(copy: Path) -> Path:
         (lambda copy: (copy / "backup.json").unlink(), "is no backup, or one that was not finished"),
         (lambda copy: (copy / "backup.json").write_bytes(b"{"), "is no backup, or one that was not finished"),
         (lambda copy: (copy / "keys" / "registry.json").unlink(), "its keys are not there"),
+        (lambda copy: os.truncate(copy / "keys" / "registry.json", 50), "keys/registry.json in it is not as it was"),
+        (lambda copy: (copy / "keys" / "lab" / "key.toml").unlink(), "keys/lab/key.toml in it is not as it was"),
         (lambda copy: os.truncate(copy / "journal.db", 8192), "the journal in the backup .* is damaged"),
     ],
 )
@@ -207,6 +209,16 @@ def test_damaged_backup_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=sentence):
         restore(tmp_path / "copy", places_in(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_backup_within_what_it_copies_is_refused(places: Places, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "cluster")
+    before = files(tmp_path / "cluster")
+    for where in ("cluster/keys/copy", "cluster/blobs/copy", "link/state/copy", "cluster/keys"):
+        with pytest.raises(ValueError, match=r"name a folder elsewhere|is not empty"):
+            make(tmp_path / where, places, live=True)
+    assert files(tmp_path / "cluster") == before
+    make(tmp_path / "cluster" / "copy", places, live=True)
 
 
 def test_cluster_that_is_there_is_not_overwritten(places: Places, tmp_path: Path) -> None:
