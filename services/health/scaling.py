@@ -161,14 +161,15 @@ def by_group(rows: Iterable[DemandRow], groups: Iterable[str]) -> dict[str, list
 
 def _together(one: DemandRow, other: DemandRow) -> DemandRow:
     """Two needs in the same lane of the same workers."""
-    waiting = one.waiting + other.waiting
+    pieces = _pieces(one) + _pieces(other)
+    seconds = _pieces(one) * one.cost_s + _pieces(other) * other.cost_s
     more = one if one.workers >= other.workers else other
     return msgspec.structs.replace(
         more,
         running=one.running + other.running,
-        waiting=waiting,
+        waiting=one.waiting + other.waiting,
         oldest_s=max(one.oldest_s, other.oldest_s),
-        cost_s=(one.waiting * one.cost_s + other.waiting * other.cost_s) / waiting if waiting else 0.0,
+        cost_s=seconds / pieces if pieces else max(one.cost_s, other.cost_s),
         starved=one.starved or other.starved,
     )
 

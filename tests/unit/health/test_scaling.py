@@ -190,6 +190,14 @@ def test_simulators_share_a_lane_and_data_sets_have_their_own() -> None:
     assert change.after == 4
 
 
+def test_what_two_kinds_of_work_cost_together_is_told_by_their_pieces() -> None:
+    rows = [row(0, 3, cost_s=1.0), row(0, 1, group="env:libero", cost_s=5.0)]
+    ((lane,),) = by_group(rows, ["env"]).values()
+    assert lane.cost_s == 2.0
+    ((lane,),) = by_group([row(cost_s=1.0), row(group="env:libero", cost_s=5.0)], ["env"]).values()
+    assert lane.cost_s == 5.0
+
+
 def test_a_family_with_processes_of_its_own_is_a_group_of_its_own() -> None:
     rows = [row(1), row(2, group="env:maniskill"), row(9, workers=0, group="env:libero")]
     lanes = by_group(rows, ["env", "env-maniskill"])
