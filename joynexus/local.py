@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 import time
@@ -29,6 +30,8 @@ from joynexus.wire.back import Decision
 
 _WORDS = 300
 """Characters that are told of the last line of a log."""
+_EVERYDAY = re.compile(r'\[(debug|info) *\]|"level": ?"(debug|info)"')
+"""In a line of a log that tells of nothing wrong."""
 
 
 class RolePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +121,7 @@ class LocalCluster:
         return self.run / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """Return the last line of an instance's log, as part of a sentence."""
+        """Return the last line of an instance's log, as part of a sentence; nothing if it tells of everyday work."""
         try:
             with self.log_file(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
@@ -126,7 +129,7 @@ class LocalCluster:
         except OSError:
             return ""
         spoken = [line.strip() for line in lines if line.strip()]
-        if not spoken:
+        if not spoken or _EVERYDAY.search(spoken[-1]):
             return ""
         return f"; its log ends: {spoken[-1][:_WORDS]}{'…' * (len(spoken[-1]) > _WORDS)}"
 

@@ -86,7 +86,12 @@ def add(
         path = keyring.issue(name, tenant=tenant or name, scope=chosen, operator=operator)
         whose = f"of tenant '{tenant or name}', scope {scope}"
     typer.echo(f"made key '{name}' {whose}")
-    _tenants.hand_out(path)
+    if role:
+        typer.echo(
+            f"copy the folder {path.parent} to where it runs: JOYNEXUS_CLUSTER_FILE=…/client.toml names it there"
+        )
+    else:
+        _tenants.hand_out(path)
 
 
 @keys.command()

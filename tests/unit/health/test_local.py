@@ -114,6 +114,22 @@ def test_who_may_have_been_killed_for_want_of_memory_was_not_killed_from_outside
     assert gone == [Ended(name="env", how=said, code=-signal.SIGKILL, outside=False)]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("2026-11-30T15:39:10Z [info     ] registered    role=env worker=env-1", ""),
+        ('{"level": "debug", "event": "asked"}', ""),
+        ("2026-11-30T15:39:10Z [error    ] disk_failed    why=full", "; its log ends: 2026-11-30T15:39:10Z [error"),
+        ("ValueError: no {info} here", "; its log ends: ValueError: no {info} here"),
+        ("", ""),
+    ],
+)
+def test_a_line_of_everyday_work_is_no_reason(cluster: LocalCluster, line: str, said: str) -> None:
+    cluster.log_file("env").write_text(f"ready\n{line}\n" if line else "")
+    words = cluster.last_words("env")
+    assert words.startswith(said) if said else not words
+
+
 def test_failed_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
     supervisor = supervise(cluster, tmp_path, env=BROKEN)
     supervisor.start("env")
