@@ -76,7 +76,7 @@ class WorkerProcess:
         limit_stalls(self.pipe, _STALL_S)
         with theirs:
             self._child = start_worker(self._make_simulator, self._preload, theirs)
-        self.made = None
+        self.made, self._killed = None, False
         self._started = time.monotonic()
         self.make_by = self._started + self._make_s
         self.episodes = 0
@@ -104,12 +104,13 @@ class WorkerProcess:
 
     def cpu_s(self) -> float:
         """CPU seconds, those of the processes that it replaced too."""
-        self._seen_cpu_s = max(self._seen_cpu_s, cpu_s_of(self.pid))  # 0 if it went with its nursery
+        if not self._killed:  # else its entry may be there still, and is counted, or be another process's
+            self._seen_cpu_s = max(self._seen_cpu_s, cpu_s_of(self.pid))  # 0 if it went with its nursery
         return self._ended_cpu_s + self._seen_cpu_s
 
     def kill(self, patience_s: float = 0.0) -> None:
         """End it, by force unless it ends by itself within the patience."""
-        self._ended_cpu_s, self._seen_cpu_s = self.cpu_s(), 0.0
+        self._ended_cpu_s, self._seen_cpu_s, self._killed = self.cpu_s(), 0.0, True
         if not self._child.join(patience_s):
             self._child.kill()
         self._child.close()

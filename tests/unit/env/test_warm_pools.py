@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from joynexus.simulation import process
 from joynexus.simulation.interface import SimObservation, SimulatorOptions
 from joynexus.simulation.pool import Deadlines, SimulatorPool
 from services.env import warm_pools
@@ -243,4 +244,16 @@ def test_who_makes_nothing_pays_for_no_import_that_another_one_caused(
     with pools.lend("metaworld/push-v3", BLIND, busy=theirs.append):
         pass
     assert (sum(mine), sum(theirs)) == (0, 60)
+    pools.close()
+
+
+def test_what_a_process_used_is_told_once_though_it_is_still_there_when_it_was_thrown_away(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools, told = WarmPools(1, Deadlines()), list[float]()
+    monkeypatch.setattr(process, "cpu_s_of", lambda pid: 7.0)
+    with pytest.raises(KeyError), pools.lend("metaworld/reach-v3", BLIND, busy=told.append):
+        raise KeyError
+    assert told[-1] == 7.0  # before it what was imported
+    assert opened.pools[0].cpu_s() == 7.0
     pools.close()
