@@ -49,7 +49,7 @@ def test_master_that_runs_is_copied_and_another_one_goes_on_with_what_it_had() -
             assert not (folder / "no").exists()
             made = admin("backup", folder / "copy", "--state-dir", folder / "one", config=operator)
             assert (made.returncode, made.stderr) == (0, "")
-            assert "1 records, 0 blobs (0 bytes), with the keys" in made.stdout
+            assert "1 records, 0 blobs (0.0 MB), with the keys" in made.stdout
             assert isinstance(peer.ask(CreatePolicy(policy="after", spec=SPEC)).message, PolicyInfo)
         assert master.terminate() == 0
         back = admin("restore", folder / "copy", "--state-dir", folder / "two")
