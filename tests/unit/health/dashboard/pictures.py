@@ -256,6 +256,7 @@ def of_tenant(view: ClusterView, tenant: str) -> ClusterView:
         ),
         instances=(),
         decisions=(),
+        demand=(),
         desired={},
         lanes=tuple(row for row in view.lanes if row.tenant == tenant),
         groups=tuple(

@@ -196,6 +196,7 @@ def test_tenant_sees_its_own_only(browser: TestClient) -> None:
         assert foreign == [], path
     assert browser.get("/jobs/kitchen/job-999").status_code == 200
     assert browser.get("/jobs/arm-lab/job-1000").status_code == 404
+    assert "Pools and scaling" not in browser.get("/").text, "how many workers there are is the operator's"
 
 
 def test_job_that_is_not_ours_is_answered_as_one_that_is_not_there(browser: TestClient) -> None:
