@@ -25,7 +25,7 @@ from joynexus.client import connect
 from joynexus.keyring import Addresses, Keyring
 from joynexus.keys import ClusterFile
 from joynexus.local import ClusterPlan, HealthReport, LocalCluster, RolePlan
-from joynexus.scale import WORKERS, instance_name, parse_scale
+from joynexus.scale import instance_name, parse_scale
 from joynexus.wire import JoyNexusError
 
 DOWN_S = 45.0
@@ -82,9 +82,7 @@ def _up(cluster: LocalCluster, options: Options, say: Callable[[str], None]) -> 
     if pid := cluster.running("health"):
         raise ValueError(f"a cluster is up in {folder} already (health is process {pid}): use it, or `joynexus down`")
     root = checkout()
-    limits = parse_scale(options.scale)
-    if unknown := limits.keys() - WORKERS:
-        raise ValueError(f"there is no '{min(unknown)}' that could be scaled: there are {', '.join(WORKERS)}")
+    limits = parse_scale(options.scale, families=False)
     orphans = cluster.all_running()
     if orphans:
         say(f"taking over what still runs: {', '.join(orphans)}")

@@ -27,8 +27,12 @@ class Range(msgspec.Struct, frozen=True):
         return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
 
 
-def parse_scale(text: str) -> dict[str, Range]:
+def parse_scale(text: str, *, families: bool = True) -> dict[str, Range]:
     """Return the range of each group in words like `env=1-4,inference=2`; empty text has none.
+
+    Args:
+        text: the words.
+        families: whether kinds of a role may be groups of their own, like compose's `env-maniskill`.
 
     Raises:
         ValueError: one sentence that says which word is wrong.
@@ -43,7 +47,7 @@ def parse_scale(text: str) -> dict[str, Range]:
             raise ValueError(f"'{word}' cannot be: at least 1, at most {MOST}, and the smaller number first")
         if group in ranges:
             raise ValueError(f"'{group}' is named twice: say one number or range for it")
-        if role_of(group) not in WORKERS:
+        if (role_of(group) if families else group) not in WORKERS:
             raise ValueError(f"there is no '{group}' that could be scaled: there are {', '.join(WORKERS)}")
         ranges[group] = Range(least, most)
     return ranges

@@ -38,15 +38,13 @@ def scale(
 ) -> None:
     """Say how many processes of a kind there should be, or may be; a cluster goes on serving meanwhile."""
     from joynexus.local import LocalCluster
-    from joynexus.scale import WORKERS, parse_scale
+    from joynexus.scale import parse_scale
 
     cluster = LocalCluster(state_dir)
     cluster.load_plan()
     if not cluster.running("health"):
         raise ValueError(f"health does not run in {state_dir}, and it starts processes: run `joynexus up` first")
-    asked = parse_scale(",".join(words or ()))
-    if unknown := asked.keys() - WORKERS:
-        raise ValueError(f"there is no '{min(unknown)}' that could be scaled: there are {', '.join(WORKERS)}")
+    asked = parse_scale(",".join(words or ()), families=False)
     if asked:
         cluster.save_scale({**cluster.load_scale(), **asked})
         _wait(cluster, asked, timeout)
