@@ -192,7 +192,8 @@ class KeyRegistry:
         Args:
             name: of the key that is replaced.
             public: the new one, Z85.
-            grace_s: seconds for which the old one is let in too; with 0 it is shut out from its next message on.
+            grace_s: seconds for which the old one is let in too; with 0 it is shut out from its next message on, with
+                all that were replaced earlier.
 
         Returns:
             The old one as it stands in the registry now; None if it does not any more.
@@ -207,7 +208,8 @@ class KeyRegistry:
                 raise ValueError(f"there is no key named '{name}'; `joynexus admin keys list` shows those there are")
             entry = keys[index]
             keys[index] = msgspec.structs.replace(entry, public=public, until_s=0.0)
-            if grace_s <= 0:
+            if grace_s <= 0:  # whoever asks for this fears a thief, who may have the one before that too
+                keys[:] = [other for other in keys if other.successor != name]
                 return None
             names = {other.name for other in keys}
             free = next(free for number in itertools.count(1) if (free := f"{name[:56]}_old{number}") not in names)

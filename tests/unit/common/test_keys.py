@@ -73,6 +73,15 @@ def test_key_that_was_replaced_ends_with_its_grace(registry: KeyRegistry, monkey
     assert registry.lookup(public) is None
 
 
+def test_without_a_grace_no_earlier_key_is_left_either(registry: KeyRegistry) -> None:
+    registry.add(entry("laptop"))
+    registry.add(entry("robot"))
+    for name in ("laptop", "robot"):
+        registry.replace(name, KeyPair.generate().public, grace_s=60.0)
+    registry.replace("laptop", KeyPair.generate().public, grace_s=0.0)
+    assert [found.name for found in registry.list()] == ["laptop", "robot", "robot_old1"]
+
+
 def test_whoever_revokes_a_key_shuts_out_those_that_it_has_replaced(registry: KeyRegistry) -> None:
     registry.add(entry("laptop"))
     registry.add(entry("robot"))
