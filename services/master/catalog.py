@@ -47,6 +47,7 @@ class Catalog:
 
     Args:
         manifest: reads a prepared set's manifest.
+        begins: refuses a tenant that may begin nothing new now.
 
     Attributes:
         settled: called with the key of a set that has become ready or faulty.
@@ -59,12 +60,14 @@ class Catalog:
         holdings: Holdings,
         env: EnvQueue,
         manifest: Callable[[str], DatasetManifest],
+        begins: Callable[[str], None],
     ) -> None:
         self._outbox = outbox
         self._config = config
         self._holdings = holdings
         self._env = env
         self._manifest = manifest
+        self._begins = begins
         self._sets: defaultdict[str, dict[str, DatasetRecord]] = defaultdict(dict)
         self._by_content: dict[tuple[str, str], DatasetRecord] = {}  # (tenant, content) -> a ready set
         self._preparing: dict[DatasetKey, str] = {}  # -> content
@@ -89,6 +92,7 @@ class Catalog:
         if twin is not None:
             record = msgspec.structs.replace(twin, dataset=name)
         else:
+            self._begins(tenant)
             record = DatasetRecord(
                 tenant=tenant, dataset=name, content=content, files=message.files, image_side=message.image_side
             )

@@ -119,7 +119,7 @@ class MasterCore:
         self._backups = Backups(outbox)
         self._leases = Leases(outbox, self._policies, lambda policy: self._jobs.policy_freed(policy))
         self._env = EnvQueue(outbox, self._roster, config, env, self._meter)
-        self._catalog = Catalog(outbox, config, self._holdings, self._env, sources.manifest)
+        self._catalog = Catalog(outbox, config, self._holdings, self._env, sources.manifest, self._budgets.check)
         self._serving = Serving(outbox, self._roster, self._policies, config, self._meter)
         self._acting = Acting(
             outbox,

@@ -12,11 +12,14 @@ from joynexus.tenants import TenantLimits
 from joynexus.wire import ErrorCode
 from joynexus.wire.front import (
     CancelJob,
+    DatasetInfo,
+    FileEntry,
     GetUsage,
     JobInfo,
     JobList,
     ListJobs,
     OptimStep,
+    PushDataset,
     Status,
     SubmitJob,
     UsageReport,
@@ -26,7 +29,7 @@ from services.master.config import CoreConfig
 from services.master.events import LimitsChanged, PricesChanged
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
 from tests.unit.master.test_acting import ACT
-from tests.unit.master.test_jobs import Cluster, evaluation, info, push, sft, submit
+from tests.unit.master.test_jobs import FILE, Cluster, evaluation, info, push, sft, submit
 from tests.unit.master.test_rl import rl
 from tests.unit.master.world import World
 
@@ -153,6 +156,18 @@ def test_own_ops_and_acts_are_refused_before_they_are_accepted(world: World, clu
     assert world.refused(ACT).code is not ErrorCode.OVER_BUDGET
 
 
+def test_no_new_data_set_is_prepared_and_one_that_is_there_is_answered_as_ever(world: World, cluster: Cluster) -> None:
+    push(world)
+    cluster.run()
+    allow(world, 0.0)
+    world.upload("e" * 64)
+    other = (FileEntry(path="meta/info.json", digest="e" * 64, nbytes=10),)
+    assert world.refused(PushDataset(dataset="other", files=other)).code is ErrorCode.OVER_BUDGET
+    files = (FileEntry(path="meta/info.json", digest=FILE, nbytes=10),)
+    for name in ("demos", "copy"):
+        assert world.ask(PushDataset(dataset=name, files=files), DatasetInfo).state == "ready"
+
+
 def test_other_tenants_go_on(world: World, cluster: Cluster) -> None:
     allow(world, 0.0)
     push(world, tenant="b")
@@ -205,8 +220,8 @@ def test_rl_pauses_and_goes_on_with_every_page_once(world: World) -> None:
 
 
 def test_a_job_may_be_submitted_and_cancelled_while_its_tenant_is_over(world: World, cluster: Cluster) -> None:
-    allow(world, 0.0)
     push(world)
+    allow(world, 0.0)
     job = world.ask(SubmitJob(key="k", spec=sft()), JobInfo)
     assert job.state == "paused"
     (listed,) = world.ask(ListJobs(), JobList).jobs
