@@ -206,13 +206,14 @@ def revoke(
     for entry in entries:
         if entry.successor not in names:  # else it goes with that
             registry.revoke(entry.name)
-    typer.echo(f"tenant '{tenant}' is shut out: {_named([entry.name for entry in entries])} revoked")
+    shut_out = f"tenant '{tenant}' is shut out: {_named([entry.name for entry in entries])} revoked"
+    typer.echo(shut_out if entries else f"no key stands for a tenant '{tenant}'")
     if not cancel_jobs:
         typer.echo("jobs that it had started go on to their end; --cancel-jobs ends them")
         return
     with client(config) as connected:
         connected.cancel_jobs_of(tenant)
-    typer.echo("its jobs are cancelled")
+    typer.echo(f"jobs of tenant '{tenant}' that had not ended are cancelled")
 
 
 def let_in(grace_hours: float) -> str:
@@ -268,4 +269,4 @@ def _text(fields: dict[str, Any]) -> str:
 
 
 def _named(keys: Sequence[str]) -> str:
-    return f"key{'s' * (len(keys) > 1)} {', '.join(keys)}" if keys else "no key"
+    return f"key{'s' * (len(keys) > 1)} {', '.join(keys)}"
