@@ -12,6 +12,7 @@ shift
 
 case $step in
 packages)
+  export PIP_CACHE_DIR=/build/cache # kept from build to build by the Dockerfiles' mount
   cd "$(mktemp -d)"
   cp /build/pyproject.toml .
   mkdir joynexus
