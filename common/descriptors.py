@@ -168,16 +168,18 @@ class Doorkeeper:
         for monitor in self._monitors:
             poller.register(monitor, zmq.POLLIN)
         look_at = 0.0
-        while not self._stopping:
-            poller.poll(int(1000 * _LOOK_S))
+        try:
+            while not self._stopping:
+                poller.poll(int(1000 * _LOOK_S))
+                for monitor in self._monitors:
+                    self._take(monitor)
+                now = time.monotonic()
+                if now >= look_at:
+                    look_at = now + _LOOK_S
+                    self._look(now)
+        finally:  # the context's end waits for every socket
             for monitor in self._monitors:
-                self._take(monitor)
-            now = time.monotonic()
-            if now >= look_at:
-                look_at = now + _LOOK_S
-                self._look(now)
-        for monitor in self._monitors:
-            monitor.close(0)
+                monitor.close(0)
 
     def _look(self, now: float) -> None:
         with self._lock:
@@ -208,12 +210,12 @@ class Doorkeeper:
         if _place(descriptor) != ending.place:  # it has gone meanwhile
             return
         self._refusals.note(ending.reason, ending.owner or "strangers", ending.why)
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-        try:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it goes just now, maybe before we have it
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+            try:
                 connection.shutdown(socket.SHUT_RDWR)
-        finally:
-            connection.detach()  # libzmq closes it
+            finally:
+                connection.detach()  # libzmq closes it
 
 
 def _place(descriptor: int) -> Place | None:

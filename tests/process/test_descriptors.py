@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from common.connections import Bounds
+from common import descriptors
+from common.connections import Bounds, Connections, Ending
 from common.descriptors import Doorkeeper, bounds
 from joynexus.transport import Link, receive_frames
 from joynexus.wire.front import BlobOffset
@@ -50,6 +51,34 @@ def test_of_silent_connections_the_oldest_goes(door: Door, keeper: Doorkeeper) -
     for stranger in strangers:
         stranger.close()
     wait(lambda: keeper.silent == 0)
+
+
+def test_a_connection_that_goes_while_it_is_hung_up_on_takes_nothing_with_it(
+    keeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as gone:
+        place = (gone.fileno(), 7)
+    monkeypatch.setattr(descriptors, "_place", lambda _: place)  # as it was a moment ago
+    keeper._hang_up(Ending(place, "", "silent", "of too many"))
+    assert keeper.hung_up == 1
+
+
+def test_a_doorkeeper_that_fails_says_so_and_keeps_no_context_open(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(Connections, "accepted", fail)
+    failed = threading.Event()
+    few = Bounds(new=MOST, mute=MOST, spoken=1000, of_one=8, backlog_bytes=32 * 2**20)
+    keeper = Doorkeeper(door.context, [door.router], bounds=few, owner_of=lambda key: key, failed=failed.set)
+    with knock(door.address):
+        assert failed.wait(60)
+    keeper.stop()
+    door.close()  # else it would wait here for ever
+    assert door.context.closed
+    assert "a mistake" in capsys.readouterr().out
 
 
 def test_whoever_has_a_key_gets_in_and_stays_however_many_strangers_come(door: Door, keeper: Doorkeeper) -> None:
