@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,22 @@ def test_{name}():
     first = not mark.exists()
     mark.touch()
     assert not first
+"""
+HANGS = """
+import threading
+
+import pytest
+
+
+@pytest.fixture
+def never():
+    yield
+    threading.Event().wait()
+
+
+@pytest.mark.timeout(1)
+def test_hangs(never):
+    threading.Event().wait()
 """
 
 
@@ -66,3 +83,14 @@ def test_failure_that_is_no_stall_fails_the_ring(
 ) -> None:
     assert run(ring, tests) == 1
     assert "FAILED" in capfd.readouterr().out.splitlines()[-2]
+
+
+def test_what_hangs_after_its_deadline_ends_and_is_named(
+    run: Callable[[str, str], int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tests").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path / "tests")
+    assert run("process", HANGS) == 1
+    said = capfd.readouterr()
+    assert "crashed while running 'tests/process/test_it.py::test_hangs'" in said.out
+    assert "in never" in said.err
