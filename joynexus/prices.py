@@ -13,11 +13,9 @@ rounded sum (whoever shows one rounds it), or a price that nobody has set.
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -101,35 +99,21 @@ def rounded(amount: Decimal) -> Decimal:
     return amount.quantize(Decimal("0.01"))
 
 
-class PricesFile:
-    """`prices.toml` in the folder of keys; read again when it changed."""
+def parse_prices(content: bytes) -> Prices:
+    """Return the price list that is the content of a `prices.toml`.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-
-    def changed(self) -> bool:
-        """Tell whether the file is not the one that was asked about last; costs one `stat`."""
-        try:
-            status = os.stat(self._path)
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            stamp = (0, 0, 0)
-        changed, self._stamp = stamp != self._stamp, stamp
-        return changed
-
-    def load(self) -> Prices | None:
-        """Return the prices; None if there is no file.
-
-        Raises:
-            ValueError: if it cannot be read or is no price list, in one sentence.
-        """
-        try:
-            return msgspec.convert(tomllib.loads(self._path.read_text(), parse_float=Decimal), Prices)
-        except FileNotFoundError:
-            return None
-        except (OSError, tomllib.TOMLDecodeError, *UNREADABLE) as error:
-            raise ValueError(f"the price list {self._path} cannot be used ({error}): mend or remove it") from error
+    Raises:
+        ValueError: if it is none, with what is wrong about it.
+    """
+    try:
+        said = tomllib.loads(content.decode(), parse_float=Decimal)
+        if unknown := sorted(said.keys() - set(Prices.__struct_fields__)):
+            raise ValueError(f"unknown key {unknown[0]!r}; there are {', '.join(Prices.__struct_fields__)}")
+        return msgspec.convert(said, Prices)
+    except ArithmeticError as error:  # an exponent that `Decimal` does not take
+        raise ValueError("a number in it is beyond all bounds") from error
+    except UNREADABLE as error:
+        raise ValueError(str(error)) from error
 
 
 def _exact(amount: float) -> Decimal:

@@ -8,7 +8,6 @@ defaults.
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,33 +65,21 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{field} must be at least 1, not {value}: to let nobody in, revoke the keys")
 
 
+def parse_limits(content: bytes) -> dict[str, TenantLimits]:
+    """Return the limits of all tenants that have some, of the content of a `limits.json`; an error of `UNREADABLE`."""
+    return msgspec.json.decode(content, type=dict[str, TenantLimits])
+
+
 class TenantLimitsFile:
-    """`limits.json` in the folder of keys; replaced as a whole, read again when it changed."""
+    """`limits.json` in the folder of keys; replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, int, int] | None = None
-
-    def changed(self) -> dict[str, TenantLimits] | None:
-        """Return all limits if the file is not the one that was returned last, else None; costs one `stat`.
-
-        Raises:
-            ValueError: if the file is damaged (once for each state of the file; the limits before it stay in force).
-        """
-        try:
-            status = os.stat(self._path)
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            stamp = (0, 0, 0)
-        if stamp == self._stamp:
-            return None
-        self._stamp = stamp
-        return self.load()
 
     def load(self) -> dict[str, TenantLimits]:
         """Return the limits of all tenants that have some; ValueError if the file is damaged."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, TenantLimits])
+            return parse_limits(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, *UNREADABLE) as error:

@@ -18,7 +18,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 
 import zmq
 
@@ -35,8 +34,8 @@ from common.telemetry import get_logger
 from common.transport import Authenticator
 from common.wakeup import Wakeup
 from joynexus.keys import KeyRegistry
-from joynexus.prices import PricesFile
-from joynexus.tenants import TenantLimitsFile
+from joynexus.prices import Prices, parse_prices
+from joynexus.tenants import TenantLimits, parse_limits
 from joynexus.transport import Context, Socket
 from joynexus.wire import ErrorCode, Failure, Message, encode, failure, kind_of
 from joynexus.wire.back import ClusterView
@@ -61,6 +60,7 @@ from services.master.gate import BlobMessage, Refused
 from services.master.guard import Guard
 from services.master.make_core import make_core
 from services.master.metrics import MetricsPort
+from services.master.operator_file import OperatorFile
 from services.master.oplog import OpLog
 from services.master.reception import Reception
 from services.master.sources import ShellSources
@@ -109,12 +109,19 @@ class MasterService:
             self._all_counts,
             lambda key: look_up(self._registry, key) is not None,
         )
-        self._limits = TenantLimitsFile(settings.keys_dir / "limits.json")
-        self._prices = PricesFile(settings.keys_dir / "prices.toml")
-        with suppress(ValueError):  # said when they are looked at
-            self._core.handle(PricesChanged(prices=self._prices.load()), self._now())
-        with suppress(ValueError):
-            self._core.handle(LimitsChanged(limits=self._limits.load()), self._now())
+        keys, copies = settings.keys_dir, settings.state_dir / "last_good"
+        self._limits = OperatorFile[dict[str, TenantLimits]](
+            keys / "limits.json", copies, parse_limits, none={},
+            unreadable=lambda why: log.error("limits_unreadable", why=why),
+        )  # fmt: skip
+        self._prices = OperatorFile[Prices | None](
+            keys / "prices.toml", copies, parse_prices, none=None,
+            unreadable=lambda why: log.error("prices_unreadable", why=why),
+        )  # fmt: skip
+        if self._prices.changed():
+            self._core.handle(PricesChanged(prices=self._prices.value), self._now())
+        if self._limits.changed():
+            self._core.handle(LimitsChanged(limits=self._limits.value), self._now())
         # Before any door opens: nobody is answered by a master that cannot read its own memory.
         self._restored = self._core.restore(self._journal.load())
         self._guard = Guard(self._core)
@@ -165,6 +172,7 @@ class MasterService:
             heard=self._doorkeeper.heard,
             failed=_give_up,
         )
+        self._bound_rates()
 
     def run(self) -> None:
         """Serve until `stop`; then write what waits, answer it, and return. A loop that hangs ends the process."""
@@ -229,19 +237,16 @@ class MasterService:
             log.critical("thread_failed", thread="authentication")
             _give_up()
         if self._prices.changed():
-            try:
-                self._tell(PricesChanged(prices=self._prices.load()))
-            except ValueError as error:
-                log.error("prices_unreadable", why=str(error))
-        try:
-            limits = self._limits.changed()
-        except ValueError as error:
-            log.error("limits_unreadable", why=str(error))
-            return
-        if limits is not None:
-            self._reception.change({tenant: limit.max_requests_per_s for tenant, limit in limits.items()})
-            self._bulk.change({tenant: limit.max_blob_requests_per_s for tenant, limit in limits.items()})
-            self._tell(LimitsChanged(limits=limits))
+            self._tell(PricesChanged(prices=self._prices.value))
+        if self._limits.changed():
+            self._bound_rates()
+            self._tell(LimitsChanged(limits=self._limits.value))
+
+    def _bound_rates(self) -> None:
+        """Have the doors count by the operator's limits."""
+        limits = self._limits.value
+        self._reception.change({tenant: limit.max_requests_per_s for tenant, limit in limits.items()})
+        self._bulk.change({tenant: limit.max_blob_requests_per_s for tenant, limit in limits.items()})
 
     def _take_inbox(self) -> None:
         while self._inbox:

@@ -1,4 +1,4 @@
-"""An operator's file: taken over when it changes; one that cannot be read switches nothing off, also after a restart."""
+"""An operator's file: taken over when it changes; one that cannot be read switches nothing off, nor does a restart."""
 
 from __future__ import annotations
 
