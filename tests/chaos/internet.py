@@ -152,7 +152,7 @@ class Internet:
 def _packets(tun: int) -> list[bytes]:
     """Read what is there, at most so much that others have their turn."""
     packets: list[bytes] = []
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):  # no more is there, or the device is not up
         while len(packets) < 256:
             packets.append(os.read(tun, 65_536))
     return packets

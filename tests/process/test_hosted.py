@@ -30,6 +30,7 @@ BACKBONE = "lite@64"  # loads in a second, which counts where roles are killed
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # on a busy host a cluster starts in minutes
 
 WITHOUT_SERVICES = """
+import signal
 import sys
 
 class OnlyTheWheel:
@@ -38,8 +39,10 @@ class OnlyTheWheel:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, OnlyTheWheel())
+signal.signal(signal.SIGINT, signal.default_int_handler)
 """
-"""What a machine is like on which `pip install joynexus` has run and nothing else; `site` runs it in each process."""
+"""What a machine is like on which `pip install joynexus` has run and nothing else, with a keyboard that sends Ctrl-C
+(processes in the background ignore it); `site` runs it in each process."""
 
 HANGS = """
 import time
