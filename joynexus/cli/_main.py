@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any, NoReturn
 
 import typer
 
@@ -34,18 +35,28 @@ commands.add_typer(_env.commands, name="env")
 commands.add_typer(_admin.commands, name="admin")
 
 
+_WRONG_USAGE = typer.BadParameter.__mro__[1]
+"""click's `UsageError`; some releases of typer have a click of their own, so it is not imported by name."""
+_INTERRUPTED = 130
+
+
 def app() -> None:
     """Run the command line and exit."""
     try:
-        commands()
-    except KeyboardInterrupt:
-        fail("interrupted; jobs that were started go on in the cluster", 130)
+        code = commands(standalone_mode=False)  # else typer draws a box around what is wrong
+        if code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            raise typer.Abort
+        sys.exit(code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted; jobs that were started go on in the cluster", _INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (ValueError, OSError) as error:
         fail(str(error), 1)
     except Exception as error:
+        if isinstance(error, _WRONG_USAGE):
+            _fail_usage(error)
         from joynexus.wire.errors import JoyNexusError
 
         if not isinstance(error, JoyNexusError):
@@ -54,7 +65,14 @@ def app() -> None:
         fail(str(error) + request, 1)
 
 
-def fail(sentence: str, code: int) -> None:
+def _fail_usage(error: Any) -> NoReturn:  # Any: click's, whichever it is
+    if not (sentence := error.format_message()):  # nothing was said, and the help is shown already
+        sys.exit(2)
+    whose = f" (`{error.ctx.command_path} --help` says what there is)" if error.ctx else ""
+    fail(sentence.rstrip(".") + whose, 2)
+
+
+def fail(sentence: str, code: int) -> NoReturn:
     """Say what is wrong and exit."""
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(sentence, err=True)
