@@ -86,17 +86,21 @@ class TenantLimitsFile:
             raise ValueError(f"the tenants' limits in {self._path} cannot be read ({error}): restore it") from error
 
     def change(self, tenant: str, fields: Mapping[str, float | int | None]) -> TenantLimits:
-        """Change some of a tenant's limits and return them all.
+        """Change some of a tenant's limits and return them all; None takes one back, and the service's default holds.
 
         Raises:
             ValueError: if a field is unknown or a value out of range; nothing is changed then.
         """
+        default = TenantLimits()
+        values = {name: getattr(default, name, None) if value is None else value for name, value in fields.items()}
         with self._changing() as every:
             try:
-                every[tenant] = msgspec.structs.replace(every.get(tenant, TenantLimits()), **fields)
+                changed = msgspec.structs.replace(every.pop(tenant, default), **values)
             except TypeError as error:
                 raise ValueError(f"these are no limits: {error}") from error
-        return every[tenant]
+            if changed != default:
+                every[tenant] = changed
+        return changed
 
     def clear(self, tenant: str) -> None:
         """Give a tenant the service's defaults again.

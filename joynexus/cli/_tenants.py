@@ -32,17 +32,24 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Let tenants in and shut them out; what each may have.", no_args_is_help=True)
 Tenant = Annotated[str, typer.Argument(help="Name of the tenant.")]
 
-Weight = Annotated[float | None, typer.Option(help="Share of device time relative to others' (default 1).")]
-Priority = Annotated[int | None, typer.Option(help="-10 to 10: a higher one always goes first.")]
-Ops = Annotated[int | None, typer.Option("--max-inflight-ops", help="Ops of a policy that may wait unanswered.")]
-Acts = Annotated[int | None, typer.Option("--max-waiting-acts", help="Requests to act that may wait.")]
-ActBytes = Annotated[int | None, typer.Option("--max-act-bytes", help="Bytes of requests to act under way.")]
-Quota = Annotated[int | None, typer.Option("--quota-bytes", help="Bytes of blobs kept.")]
-Policies = Annotated[int | None, typer.Option("--max-policies", help="Policies.")]
-Budget = Annotated[float | None, typer.Option(help="What a month may cost, in the price list's currency.")]
-Rate = Annotated[int | None, typer.Option("--max-requests-per-s", help="Requests a second, by all its keys.")]
-BlobRate = Annotated[int | None, typer.Option("--max-blob-requests-per-s", help="Likewise, of blobs' chunks.")]
 
+def _limit(help: str) -> Any:
+    return typer.Option(metavar="N|none", help=help)
+
+
+Weight = Annotated[str | None, _limit("Share of device time relative to others' (default 1).")]
+Priority = Annotated[str | None, _limit("-10 to 10: a higher one always goes first.")]
+Ops = Annotated[str | None, _limit("Ops of a policy that may wait unanswered.")]
+Acts = Annotated[str | None, _limit("Requests to act that may wait.")]
+ActBytes = Annotated[str | None, _limit("Bytes of requests to act under way.")]
+Quota = Annotated[str | None, _limit("Bytes of blobs kept.")]
+Policies = Annotated[str | None, _limit("Policies.")]
+Budget = Annotated[str | None, _limit("What a month may cost, in the price list's currency.")]
+Rate = Annotated[str | None, _limit("Requests a second, by all its keys.")]
+BlobRate = Annotated[str | None, _limit("Likewise, of blobs' chunks.")]
+
+NONE = "none"
+"""Takes a limit back."""
 HOUR_S = 3600.0
 
 
@@ -78,6 +85,7 @@ def add(
             f"tenant '{tenant}' is let in already, with {_named(names)}: `joynexus admin keys add NAME --tenant "
             f"{tenant}` makes another key, `joynexus admin tenants limits {tenant}` changes its limits"
         )
+    fields = {name: value for name, value in fields.items() if value is not None}
     TenantLimits(**fields)  # refuses what cannot be meant, before there is a key
     path = Keyring(folder).issue(tenant, tenant=tenant, operator=operator)
     if fields:
@@ -132,7 +140,10 @@ def limits(
     keys_dir: KeysDir = None,
     json: Json = False,
 ) -> None:
-    """Change some of a tenant's limits, and show them; those that are not given stay."""
+    """Change some of a tenant's limits, and show them; those that are not given stay.
+
+    `none` takes one back: the service's default holds then, and without a budget none.
+    """
     from joynexus.tenants import TenantLimits
 
     fields = _given(
@@ -232,8 +243,18 @@ def hand_out(path: Path) -> None:
     )
 
 
-def _given(**limits: float | None) -> dict[str, Any]:  # Any: floats and whole numbers
-    return {name: value for name, value in limits.items() if value is not None}
+def _given(**said: str | None) -> dict[str, Any]:  # Any: floats, whole numbers, and None for `none`
+    """Read limits as they were typed; ValueError if one is no number."""
+    return {name: _read(name, text) for name, text in said.items() if text is not None}
+
+
+def _read(name: str, text: str) -> float | int | None:
+    whole = name not in ("weight", "budget")
+    try:
+        return None if text == NONE else int(text) if whole else float(text)
+    except ValueError as error:
+        option, number = name.replace("_", "-"), "a whole number" if whole else "a number"
+        raise ValueError(f"--{option} takes {number}, or `{NONE}` to take it back, not '{text}'") from error
 
 
 def _entries(folder: Path) -> Sequence[KeyEntry]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from joynexus import keys as joynexus_keys
 from joynexus import launch
 from joynexus.cli import app
 from joynexus.cli._dashboard import address_of
@@ -75,7 +76,9 @@ def test_help_loads_neither_sockets_nor_numpy() -> None:
         (["evaluate", "absent.yaml", "--episodes", "3"], 1, "either a spec file or options"),
         (["sft", "--policy", "p", "--dataset", "d", "--head-config", "width"], 1, "takes key=value"),
         (["sft", "--policy", "p", "--dataset", "d", "--adapter-config", "a=1", "--adapter-config", "a=2"], 1, "twice"),
-        (["jobs", "resume"], 2, "Missing argument"),
+        (["jobs", "resume"], 2, "error: Missing argument 'job' (`joynexus jobs resume --help` says what there is)"),
+        (["scale", "--timeout", "abc"], 2, "error: Invalid value for '--timeout': "),
+        (["usage", "--by", "week"], 2, "'week' is not one of 'tenant', 'policy', 'job', 'month'"),
         (["admin", "keys", "list"], 1, "is no folder of keys: start the cluster once"),
         (["admin", "tenants", "list"], 1, "is no folder of keys: start the cluster once"),
     ],
@@ -84,6 +87,19 @@ def test_user_errors_are_one_sentence(joynexus: Command, arguments: list[str], c
     returned, _, err = joynexus(*arguments)
     assert returned == code
     assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_whoever_interrupts_a_command_is_told_that_jobs_go_on(
+    joynexus: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(joynexus_keys, "find_cluster_file", interrupted)
+    code, _, err = joynexus("status")
+    assert code == 130
+    assert err.strip() == "error: interrupted; jobs that were started go on in the cluster"
 
 
 @pytest.mark.parametrize(
@@ -187,8 +203,25 @@ def test_limits_are_set_shown_and_cleared_and_what_is_not_given_stays(joynexus: 
     _, out, _ = joynexus("admin", "tenants", "limits", "lab", "--priority", "-1")
     assert out.strip() == "tenant 'lab': weight 2.0, priority -1, quota_bytes 1.0 MiB"
     assert limits.load() == {"lab": TenantLimits(weight=2.0, priority=-1, quota_bytes=1048576)}
+    joynexus("admin", "tenants", "limits", "lab", "--budget", "7.5")
     assert joynexus("admin", "tenants", "limits", "lab", "--default")[0] == 0
     assert limits.load() == {}
+
+
+@pytest.mark.parametrize("limit", TenantLimits.__struct_fields__)
+def test_each_limit_can_be_taken_back_alone(joynexus: Command, tmp_path: Path, limit: str) -> None:
+    keyring(tmp_path).issue("lab", tenant="lab")
+    file, option = TenantLimitsFile(tmp_path / ".joynexus/keys/limits.json"), f"--{limit.replace('_', '-')}"
+    every = dict.fromkeys(TenantLimits.__struct_fields__, 3)
+    file.change("lab", every)
+    assert joynexus("admin", "tenants", "limits", "lab", option, "none")[0] == 0
+    del every[limit]
+    assert file.load() == {"lab": TenantLimits(**every)}
+    file.clear("lab")
+    file.change("lab", {limit: 3})
+    _, out, _ = joynexus("admin", "tenants", "limits", "lab", option, "none")
+    assert out.strip() == "tenant 'lab' has the service's defaults"
+    assert file.load() == {}
 
 
 def test_tenants_are_listed_with_their_keys_and_limits(joynexus: Command, tmp_path: Path) -> None:
@@ -250,6 +283,8 @@ def test_rotated_keys_are_new_and_the_old_ones_go_on_for_a_while(joynexus: Comma
         (["limits", "lab", "--weight", "0"], "weight must lie between 1e-06 and 1e+06, not 0"),
         (["limits", "lab", "--priority", "11"], "priority must lie between -10 and 10, not 11"),
         (["limits", "lab", "--quota-bytes", "-1"], "quota_bytes cannot be negative: -1"),
+        (["limits", "lab", "--budget", "much"], "--budget takes a number, or `none` to take it back, not 'much'"),
+        (["limits", "lab", "--quota-bytes", "1.5"], "--quota-bytes takes a whole number, or `none` to take it back"),
         (["limits", "lab", "--default"], "tenant 'lab' has no limits of its own"),
         (["limits", "lab", "--default", "--weight", "2"], "either --default or limits"),
         (["add", "lab"], "is let in already, with key lab: `joynexus admin keys add NAME --tenant lab`"),
