@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -53,6 +53,10 @@ class GoneError(Exception):
     """There is no such job, as far as the session may know."""
 
 
+class Watch:
+    """One stream that is open."""
+
+
 class Scope:
     """What the viewers of one tenant (or all operators) see.
 
@@ -62,7 +66,8 @@ class Scope:
         at: when it came, by the hub's clock.
         away: why there is no newer one; empty if the master answers.
         sessions: when each was last vouched for.
-        watching: streams that are open, by session.
+        watching: streams that are open, by session; one that is not among them any more is over, even if its session
+            comes again.
         jobs: pictures of the jobs that are watched, by tenant and name.
         shots: counts wake-ups; what was rendered for one is good until the next.
         rendered: what the renderer keeps until then.
@@ -75,7 +80,7 @@ class Scope:
         self.view, self.at = view, at
         self.away = ""
         self.sessions: dict[str, float] = {}
-        self.watching: Counter[str] = Counter()
+        self.watching: dict[str, set[Watch]] = {}
         self.jobs: dict[tuple[str, str], JobPicture] = {}
         self.shots = 0
         self.rendered: dict[object, str] = {}
@@ -112,6 +117,10 @@ class Scope:
         except TimeoutError:
             return
 
+    def watches(self, session: str, watch: Watch) -> bool:
+        """Return whether a stream is still one that is kept up to date."""
+        return watch in self.watching.get(session, ())
+
     def due(self) -> list[str]:
         """Return the sessions that ask this time: so many, the longest unheard first, that each has its turn in time.
 
@@ -139,7 +148,7 @@ class Hub:
     @property
     def watchers(self) -> int:
         """Streams that are open."""
-        return sum(scope.watching.total() for scope in self._scopes.values())
+        return sum(len(watches) for scope in self._scopes.values() for watches in scope.watching.values())
 
     @property
     def scopes(self) -> int:
@@ -150,8 +159,12 @@ class Hub:
         """Return the scope that a session was found to have; None if it has none, or no longer."""
         return self._of.get(session)
 
-    async def enter(self, session: str) -> Scope:
+    async def enter(self, session: str, *, vouched: bool = False) -> Scope:
         """Return the scope of a session, with a fresh picture if the master answers.
+
+        Args:
+            session: whose.
+            vouched: the master has just given it out, so it waits in no line of strangers.
 
         Raises:
             EndedError: if the session is not valid.
@@ -162,7 +175,7 @@ class Hub:
         if scope is not None and scope.sessions[session] > now - VOUCHED_S and scope.at > now - FRESH_S:
             self._of.move_to_end(session)
             return scope
-        if scope is None and not self._strangers.take("", now):
+        if scope is None and not vouched and not self._strangers.take("", now):
             raise AwayError("too many sessions at once: try again in a moment")
         await self._ask(session)
         scope = self._of.get(session)
@@ -188,19 +201,23 @@ class Hub:
         return picture
 
     @contextmanager
-    def watching(self, session: str, scope: Scope, job: JobPicture | None = None) -> Iterator[None]:
+    def watching(self, session: str, scope: Scope, job: JobPicture | None = None) -> Iterator[Watch]:
         """Keep a scope's picture, and a job's, fresh while a session looks."""
-        scope.watching[session] += 1
+        watch = Watch()
+        if self._of.get(session) is scope:  # else it has left already, and this is over before it began
+            scope.watching.setdefault(session, set()).add(watch)
         if job is not None:
             job = scope.jobs.setdefault((job.tenant, job.name), job)
             job.watchers += 1
         if scope.poll is None or scope.poll.done():
             scope.poll = asyncio.create_task(self._poll(scope))
         try:
-            yield
+            yield watch
         finally:
-            scope.watching[session] -= 1
-            scope.watching += Counter()  # forgets whom nobody is left of
+            if scope.watches(session, watch):
+                scope.watching[session].remove(watch)
+                if not scope.watching[session]:
+                    del scope.watching[session]
             if job is not None:
                 job.watchers -= 1
                 if not job.watchers:
@@ -211,7 +228,8 @@ class Hub:
         scope = self._of.pop(session, None)
         if scope is None:
             return
-        del scope.sessions[session], scope.watching[session]
+        del scope.sessions[session]
+        scope.watching.pop(session, None)
         if not scope.sessions:
             self._scopes.pop((scope.tenant, scope.operator), None)
         scope.wake()

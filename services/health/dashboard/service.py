@@ -7,6 +7,7 @@ goes on looking alive: the watchdog looks at the loop itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from common.descriptors import raise_limit
 from common.runtime import WorkerRuntime
 from common.settings import DashboardSettings
 from common.telemetry import get_logger
@@ -33,7 +35,10 @@ REQUEST_S = 10.0
 STUCK_S = 30.0
 """How long what is sent may wait for a browser that does not read."""
 CONNECTIONS = 1024
-"""Connections at once; whoever comes then is told to come again."""
+"""Connections at once; for one that comes then, the one goes that has let itself be waited for longest."""
+BACKLOG = 128
+"""Connections that are taken in at once, before any of them is looked at."""
+SILENT = logging.CRITICAL + 1
 BYE_S = 2.0
 """How long open streams may take to end."""
 
@@ -48,6 +53,7 @@ def run(settings: DashboardSettings) -> None:
     parts = urlsplit(url)
     hosts = tuple(filter(None, (parts.hostname or "", *settings.dashboard_hosts.replace(",", " ").split())))
     listener = listen(settings.listen)
+    raise_limit()
     runtime = WorkerRuntime(settings)
     web = Web(
         MasterSource(runtime),
@@ -65,20 +71,34 @@ def run(settings: DashboardSettings) -> None:
 
 
 class Brief(H11Protocol):
-    """A connection that asks for something soon and reads the answer, or is ended: uvicorn itself waits without end."""
+    """A connection that asks for something soon and reads the answer, or is ended: uvicorn itself waits without end.
+
+    Nor are there ever too many: one that asks for nothing, or does not read, makes room for the next that comes.
+    uvicorn's own bound (`limit_concurrency`) would refuse whoever comes, health checks too, while strangers stay.
+    """
 
     _stuck: asyncio.TimerHandle | None = None
+    _since = 0.0  # when it last had nothing to be answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
-        """Begin to look."""
+        """Begin to look, and make room."""
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._check(None)
+        if len(self.connections) > CONNECTIONS:
+            waited_for = [each for each in self.connections if isinstance(each, Brief) and each._is_waited_for]
+            min(waited_for, key=lambda each: each._since)._hang_up()  # if there is none beside it: this one
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Look no more."""
         self._timer.cancel()
         self._unstick()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """It has its answer: the next request is its own affair."""
+        self._since = self.loop.time()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Give the browser some time to read; to close would be to wait until it has."""
@@ -93,10 +113,24 @@ class Brief(H11Protocol):
     def _unstick(self) -> None:
         if self._stuck is not None:
             self._stuck.cancel()
+            self._stuck = None
+
+    @property
+    def _asks_nothing(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._asks_nothing or self._stuck is not None
+
+    def _hang_up(self) -> None:
+        """End at once, and be counted no more."""
+        self.connections.discard(self)
+        self.transport.abort()
 
     def _check(self, before: object) -> None:
         """End the connection if no request has come since the last look."""
-        idle = self.cycle is None or self.cycle.response_complete
+        idle = self._asks_nothing
         now: object = self if self.cycle is None else self.cycle
         if idle and now is before:
             self.transport.abort()
@@ -112,23 +146,30 @@ class _Server(uvicorn.Server):
         yield
 
 
+def config(web: Web) -> uvicorn.Config:
+    """Return how the web server is to be.
+
+    It logs nothing: that a stranger sent no HTTP is none of an operator's business (and a log that strangers fill), and
+    of a page that fails we say `page_failed` ourselves.
+    """
+    return uvicorn.Config(
+        web.app,
+        http=Brief,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level=SILENT,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=int(BYE_S),
+    )
+
+
 async def serve(web: Web, listener: socket.socket, runtime: WorkerRuntime) -> None:
     """Run the web server until the runtime is told to leave."""
-    server = _Server(
-        uvicorn.Config(
-            web.app,
-            http=Brief,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=int(BYE_S),
-        )
-    )
+    server = _Server(config(web))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     with runtime.progress.phase("serving", deadline_s=HUNG_S):
         while not runtime.finished and not serving.done():
@@ -144,7 +185,7 @@ def listen(where: str) -> socket.socket:
     host, _, port = where.rpartition(":")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=128)
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
     except (OSError, ValueError, OverflowError) as error:
         raise ValueError(f"the dashboard cannot listen at '{where}': {error}; set JOYNEXUS_LISTEN=HOST:PORT") from error
 

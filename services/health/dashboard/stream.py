@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from services.health.dashboard.hub import Hub, Scope
+from services.health.dashboard.hub import Hub, Scope, Watch
 from services.health.dashboard.render import SECTIONS, Asked, Renderer
 
 QUIET_S = 15.0
@@ -52,13 +52,14 @@ class Stream:
         self._scope, self._asked, self._age_s = scope, asked, age_s
         self._sent: dict[str, int] = {}
         self._said = scope.said[0]
+        self._watch = Watch()
         self._packer = zlib.compressobj(level=4, wbits=zlib.MAX_WBITS | 16) if gzip else None
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send until the viewer or its session is gone."""
         left = asyncio.create_task(_left(receive))
         try:
-            with self._hub.watching(self._session, self._scope, self._asked.job):
+            with self._hub.watching(self._session, self._scope, self._asked.job) as self._watch:
                 seen, text = self._scope.shots, f"retry: {RETRY_MS}\n\n{self.events()}"
                 while not left.done():
                     if text:
@@ -78,8 +79,8 @@ class Stream:
 
     @property
     def valid(self) -> bool:
-        """Return whether the session still has the scope that is shown."""
-        return self._hub.knows(self._session) is self._scope
+        """Return whether this is still kept up to date; not if its session has left, even if that came again."""
+        return self._scope.watches(self._session, self._watch)
 
     def events(self) -> str:
         """Return what changed since the last call."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -48,7 +49,9 @@ STREAMS = 512
 """Streams at once; whoever comes then is told to come again."""
 STREAMS_OF_ONE = 16
 """Those of one session."""
-LOGINS_A_MINUTE, ALL_LOGINS_A_MINUTE = 10, 120
+LOGINS = 256
+"""Codes that are looked at at once. Nobody is counted by its address: behind one proxy all have the same, and whoever
+guesses would shut out whoever has a code. A code of 128 bits needs no such lock."""
 LOOKS_A_MINUTE, ALL_LOOKS_A_MINUTE = 600, 6000
 """Pages that are opened, by one tenant (or by operators) and by all together: each takes some 10 ms."""
 
@@ -85,7 +88,7 @@ class Web:
         self._https = https
         self._cookie = f"__Host-{cookie}" if https else cookie
         self._looks = Rates(each=LOOKS_A_MINUTE, all=ALL_LOOKS_A_MINUTE)
-        self._logins = Rates(each=LOGINS_A_MINUTE, all=ALL_LOGINS_A_MINUTE)
+        self._logins = 0
         self.app: ASGIApp = Guard(self._routes(), hosts=hosts, https=https, count=self.counts.answered)
 
     def _routes(self) -> Starlette:
@@ -145,7 +148,7 @@ class Web:
         async def follow(session: str) -> Response:
             scope = await self._look(session)
             asked = await self._asked(session, page, params)
-            if self.hub.watchers >= STREAMS or scope.watching[session] >= STREAMS_OF_ONE:
+            if self.hub.watchers >= STREAMS or len(scope.watching.get(session, ())) >= STREAMS_OF_ONE:
                 return PlainTextResponse("too many pages are open\n", 503, LATER)
             packed = "gzip" in request.headers.get("accept-encoding", "")
             age_s = functools.partial(self._age, scope)
@@ -179,15 +182,21 @@ class Web:
             return self._door("")
         if request.method == "HEAD" or "prefetch" in request.headers.get("sec-purpose", ""):
             return self._door("", 503)  # the code is good once: the person who typed it shall have it
-        who = request.client.host if request.client else ""
-        if not self._logins.take(who, self._clock()):
-            return self._door("Too many tries: wait a minute.", 429)
+        if away := self._unready():
+            return self._problem(503, "The cluster does not answer", AWAY.format(away), again=False)
+        if self._logins >= LOGINS:
+            raise HTTPException(429)
+        self._logins += 1
         try:
             viewer = await self._source.redeem(code)
         except JoyNexusError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 return self._door("This code is wrong, was used, or is older than a minute. Ask for another one.", 403)
             return self._problem(503, "The cluster does not answer", AWAY.format(error), again=False)
+        finally:
+            self._logins -= 1
+        with suppress(AwayError, EndedError):  # its first page asks again
+            await self.hub.enter(viewer.session, vouched=True)
         log.info("viewer_entered", tenant=viewer.tenant, operator=viewer.operator)
         # Not a redirect: a browser that came from another site would follow it without the cookie (SameSite=Strict).
         answer = HTMLResponse(self.renderer.plain("entered.html", title="You are in"))

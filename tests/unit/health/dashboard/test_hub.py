@@ -10,7 +10,7 @@ import pytest
 
 from joynexus.wire import ErrorCode
 from services.health.dashboard import hub as hub_module
-from services.health.dashboard.hub import SESSIONS, AwayError, EndedError, GoneError, Hub
+from services.health.dashboard.hub import SESSIONS, AwayError, EndedError, GoneError, Hub, Watch
 from services.health.dashboard.news import aloud, news
 from services.health.dashboard.rates import MOST, Rates
 from tests.unit.health.dashboard.pictures import AT, FakeSource, cluster, refused, rl, sft
@@ -109,7 +109,7 @@ def test_sessions_take_turns_in_asking() -> None:
         source.sessions |= dict.fromkeys(names, "arm-lab")
         scopes = [await hub.enter(name) for name in names]
         for name in names:
-            scopes[0].watching[name] += 1
+            scopes[0].watching[name] = {Watch()}
         due: list[str] = []
         turns = 0
         while set(due) != set(names):
@@ -203,6 +203,37 @@ def test_sessions_that_are_remembered_are_bounded() -> None:
             await hub.enter(f"s{number}")
         assert sum(hub.knows(f"s{number}") is not None for number in range(SESSIONS + 20)) == SESSIONS
         assert hub.scopes == 5
+
+    run(test)
+
+
+def test_session_that_comes_again_has_its_new_stream_kept_up_to_date_and_the_old_one_over() -> None:
+    async def test(hub: Hub, source: FakeSource, clock: Clock) -> None:
+        source.sessions["arm-2"] = "arm-lab"
+        await hub.enter("arm-2")  # so that the scope stays
+        scope = await hub.enter("arm")
+        old = hub.watching("arm", scope)
+        first = old.__enter__()
+        hub.leave("arm")
+        assert await hub.enter("arm") is scope
+        with hub.watching("arm", scope) as second:
+            assert (scope.watches("arm", first), scope.watches("arm", second)) == (False, True)
+            old.__exit__(None, None, None)
+            assert hub.watchers == 1
+            shots = scope.shots
+            await until(lambda: scope.shots > shots + 2)
+        assert not scope.watching
+
+    run(test)
+
+
+def test_stream_of_a_session_that_left_before_it_began_is_over() -> None:
+    async def test(hub: Hub, source: FakeSource, clock: Clock) -> None:
+        scope = await hub.enter("arm")
+        hub.leave("arm")
+        with hub.watching("arm", scope) as watch:
+            assert not scope.watches("arm", watch)
+            assert hub.watchers == 0
 
     run(test)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import uvicorn
 
+from common.descriptors import raise_limit
 from services.health.dashboard import service
-from services.health.dashboard.service import Brief, default_url, listen
+from services.health.dashboard.service import default_url, listen
 from services.health.dashboard.stream import Stream
 from services.health.dashboard.web import Web
 from tests.unit.health.dashboard.pictures import FakeSource
@@ -43,8 +45,7 @@ def serve(test: Callable[[Web, uvicorn.Server, tuple[str, int]], Awaitable[None]
     async def main() -> None:
         web = Web(FakeSource(), cookie="test")
         listener = listen("127.0.0.1:0")
-        config = uvicorn.Config(web.app, http=Brief, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(service.config(web))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         async with asyncio.timeout(60):
             await test(web, server, listener.getsockname()[:2])
@@ -78,7 +79,7 @@ def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_i
         shots = scope.shots
         while scope.shots < shots + 2:  # some seconds of a stream: longer than a connection may be silent
             await asyncio.sleep(0.01)
-        assert scope.watching.total() == 1
+        assert web.hub.watchers == 1
         writer.close()
 
     serve(test)
@@ -99,3 +100,51 @@ def test_viewer_that_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch
                 await asyncio.sleep(0.01)
 
     serve(test)
+
+
+async def asked(at: tuple[str, int], request: bytes) -> bytes:
+    """Ask on a connection of its own, and return the answer's first line."""
+    reader, writer = await asyncio.open_connection(*at)
+    writer.write(request)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+def test_strangers_who_hold_all_connections_shut_out_neither_probes_nor_viewers() -> None:
+    raise_limit()
+
+    async def test(web: Web, server: uvicorn.Server, at: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*at)
+        writer.write(ASK)
+        await reader.readuntil(b"s-jobs")
+        scope = web.hub.knows("operator")
+        assert scope is not None
+        loop = asyncio.get_running_loop()
+        with ExitStack() as ended:
+            strangers = [ended.enter_context(socket.socket()) for _ in range(service.CONNECTIONS + 76)]
+            for number, stranger in enumerate(strangers):
+                stranger.setblocking(False)
+                await loop.sock_connect(stranger, at)
+                await loop.sock_sendall(stranger, b"GET / HTTP/1.1\r\n" * (number % 2))
+            assert await asked(at, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+            page = b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
+            assert await asked(at, page) == b"HTTP/1.1 200 OK\r\n"
+            assert len(server.server_state.connections) <= service.CONNECTIONS
+            with suppress(ConnectionResetError):
+                assert await loop.sock_recv(strangers[0], 1) == b"", "who was waited for longest made room"
+        assert web.hub.watchers == 1, "a viewer that reads is nobody's room"
+        writer.close()
+
+    serve(test)
+
+
+def test_who_speaks_no_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(web: Web, server: uvicorn.Server, at: tuple[str, int]) -> None:
+        assert (await asked(at, b"\x16\x03\x01 no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        upgrade = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+        assert (await asked(at, upgrade)).startswith(b"HTTP/1.1 200")
+
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        serve(test)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

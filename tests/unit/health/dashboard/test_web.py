@@ -12,10 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from joynexus.wire import ErrorCode
+from services.health.dashboard import hub as hub_module
 from services.health.dashboard import render
 from services.health.dashboard import web as web_module
 from services.health.dashboard.render import STATIC
-from services.health.dashboard.web import LOGINS_A_MINUTE, Web
+from services.health.dashboard.web import Web
 from tests.unit.health.dashboard.pictures import TENANTS, FakeSource, cluster, refused
 
 URL = "http://127.0.0.1:5714"
@@ -75,9 +76,31 @@ def test_browser_that_looks_ahead_does_not_use_the_code_up(browser: TestClient, 
     assert "open-sesame" in source.codes
 
 
-def test_who_guesses_codes_has_to_wait(browser: TestClient) -> None:
-    tries = [browser.get(f"/login?code=guess-{number}").status_code for number in range(LOGINS_A_MINUTE + 3)]
-    assert tries == [403] * LOGINS_A_MINUTE + [429] * 3
+def test_who_guesses_codes_and_sessions_shuts_nobody_out_who_has_a_code(
+    source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "STRANGERS_A_MINUTE", 3)
+    with TestClient(Web(source, clock=lambda: 0.0).app, base_url=URL) as browser:  # all come from one address
+        assert {browser.get(f"/login?code=guess-{number}").status_code for number in range(20)} == {403}
+        for number in range(4):
+            let_in(browser, f"forged-{number}")
+            status = browser.get("/").status_code
+        assert status == 503, "who makes up sessions has to wait"
+        browser.cookies.clear()
+        assert browser.get("/login?code=open-sesame").status_code == 200
+        assert "Jobs now" in browser.get("/").text
+
+
+def test_codes_that_are_tried_at_once_are_bounded_and_none_while_nobody_can_tell(
+    source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_module, "LOGINS", 0)
+    with TestClient(Web(source).app, base_url=URL) as browser:
+        answer = browser.get("/login?code=open-sesame")
+        assert (answer.status_code, 'content="5"' in answer.text) == (429, True), "the page comes again by itself"
+    with TestClient(Web(source, unready=lambda: "away").app, base_url=URL) as browser:
+        assert browser.get("/login?code=open-sesame").status_code == 503
+    assert "open-sesame" in source.codes
 
 
 def test_tenant_that_opens_pages_without_end_leaves_the_others_served(
