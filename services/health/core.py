@@ -17,7 +17,8 @@ The rules:
 - A silent master is killed likewise.
 - Of a group that is to have fewer processes, those leave that are of no use now, then those that are idle, the last to
   come first. The first of a group stays if it is of use; a first container always, as others are made like it. Who
-  leaves finishes what it has (`LEAVE_S` at most), and is no more.
+  leaves finishes what it has (`LEAVE_S` at most), and is no more, also where another health process told it to.
+- A first container that is quarantined is none of those that there should be: another one takes its place.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ REGISTER_S = 960.0
 """A worker that has not registered for so long is wedged; its own watchdog lets a model load for 900 s."""
 STALL_S = 900.0
 """A work loop whose counter stands still for so long in a phase other than idle is wedged."""
+QUARANTINED = "quarantined"
+"""Phase of a worker that the master gives no work any more."""
+NONE = 1
+"""Rank of a worker that is there, and of no use."""
 LEAVE_S = {"env": 1800.0, "trainer": 120.0}
 """How long a role may take to finish when it is to leave (else 60 s): an episode of a slow simulator takes minutes."""
 
@@ -92,6 +97,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     outside: bool = False
 
 
+class Leaves(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance's process was told to leave by the health process before this one."""
+
+    name: str
+    pid: int
+
+
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The master answered: these are the workers it knows."""
 
@@ -99,7 +111,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """A group is to have so many instances, one at least."""
+    """A group is to have so many instances, one at least; those that are missing are started with the next event."""
 
     group: str
     count: int
@@ -109,7 +121,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Time passed."""
 
 
-Event = Adopted | Started | Ended | Removed | Seen | Scale | Tick
+Event = Adopted | Started | Ended | Removed | Leaves | Seen | Scale | Tick
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,17 +196,20 @@ class HealthCore:
                     if started.name not in self._instances:
                         self._add(started.name)
                     self._started(started, now, adopted=True)
+                return self._kills(now)  # what is missing is not started before it is said how many there should be
             case Started():
                 self._started(event, now)
             case Ended():
                 self._ended(self._instances[event.name], event, now)
             case Removed():
                 self._instances.pop(event.name, None)
+            case Leaves():
+                return self._leaves(event, now)
             case Seen():
                 self._master_heard = now
                 self._seen(event.roles, now)
             case Scale():
-                return [*self._scale(event, now), *self._starts(now)]
+                return self._scale(event, now)
             case Tick():
                 pass
         return [*self._kills(now), *self._starts(now)]
@@ -215,8 +230,14 @@ class HealthCore:
         )
 
     def wanted(self) -> dict[str, int]:
-        """Return how many instances each group that can be scaled is to have."""
-        return Counter(group_of(i.name) for i in self._instances.values() if _stays(i) and i.role in WORKERS)
+        """Return how many instances each group that can be scaled is to have, without one that is set aside."""
+        wanted: Counter[str] = Counter()
+        for i in self._instances.values():
+            if _stays(i) and i.role in WORKERS:
+                wanted[group_of(i.name)] += 1
+        for group in wanted:
+            wanted[group] -= self._set_aside(self._staying(group)) is not None
+        return wanted
 
     def _state(self, instance: _Instance) -> str:
         if instance.leaving_since is not None:
@@ -235,16 +256,25 @@ class HealthCore:
         self._instances[name] = instance = _Instance(name=name, role=role)
         return instance
 
+    def _staying(self, group: str) -> list[_Instance]:
+        """Return who is to stay of a group, by number."""
+        stay = (i for i in self._instances.values() if group_of(i.name) == group and _stays(i))
+        return sorted(stay, key=lambda i: number_of(i.name))
+
+    def _set_aside(self, stay: list[_Instance]) -> _Instance | None:
+        """Return who of a group is of no use and stays all the same."""
+        return stay[0] if not self.starts_again and stay and stay[0].phase == QUARANTINED else None
+
     def _scale(self, event: Scale, now: float) -> list[Command]:
-        stay = [i for i in self._instances.values() if group_of(i.name) == event.group and _stays(i)]
+        stay = self._staying(event.group)
+        if (aside := self._set_aside(stay)) is not None:
+            stay.remove(aside)
         taken = {number_of(i.name) for i in self._instances.values() if group_of(i.name) == event.group}
         free = (number for number in range(1, len(taken) + event.count + 1) if number not in taken)
         for number, _ in zip(free, range(event.count - len(stay)), strict=False):
             self._add(instance_name(event.group, number)).start_at = now
         stops: list[Command] = []
-        first = min(stay, key=lambda i: number_of(i.name), default=None)
-        if first is not None and self.starts_again and not _use(first):
-            first = None
+        first = stay[0] if stay and aside is None and (not self.starts_again or _use(stay[0]) > NONE) else None
         others = [i for i in stay if i is not first]
         others.sort(key=lambda i: (_use(i), -number_of(i.name)))
         for instance in others[: max(0, len(stay) - event.count)]:
@@ -254,6 +284,13 @@ class HealthCore:
             instance.leaving_since = now
             stops.append(Stop(name=instance.name))
         return stops
+
+    def _leaves(self, event: Leaves, now: float) -> list[Command]:
+        instance = self._instances.get(event.name)
+        if instance is None or not instance.pid or instance.pid != event.pid or not _stays(instance):
+            return []
+        instance.leaving_since = now
+        return [Stop(name=instance.name)]
 
     def _started(self, started: Started, now: float, *, adopted: bool = False) -> None:
         instance = self._instances[started.name]
@@ -281,7 +318,7 @@ class HealthCore:
             pause = LOOP_PAUSE_S if loop else PAUSES_S[instance.failures - 1]
         instance.restarts += 1
         instance.reason = instance.doomed or event.how
-        instance.pid, instance.known = 0, False
+        instance.pid, instance.known, instance.phase = 0, False, ""
         instance.start_at = now + pause if self.starts_again else None
 
     def _seen(self, roles: tuple[RoleStatus, ...], now: float) -> None:
@@ -299,7 +336,7 @@ class HealthCore:
                     instance.unknown_since = now
                 continue
             instance.known, instance.unknown_since, instance.phase = True, None, status.phase
-            if status.progress != instance.progress or status.phase in ("idle", "quarantined"):
+            if status.progress != instance.progress or status.phase in ("idle", QUARANTINED):
                 instance.progress, instance.progress_at = status.progress, now
 
     def _kills(self, now: float) -> list[Command]:
@@ -346,7 +383,9 @@ def _stays(instance: _Instance) -> bool:
 
 
 def _use(instance: _Instance) -> int:
-    """Rank what a worker is good for: nothing (it is not there, set aside, or ends already), more work, or its own."""
-    if not instance.known or instance.phase in ("quarantined", "draining"):
+    """Rank what a worker is good for: it is not there, nothing (set aside, or ends already), more work, or its own."""
+    if not instance.pid:
         return 0
-    return 1 if instance.phase == "idle" else 2
+    if not instance.known or instance.phase in (QUARANTINED, "draining"):
+        return NONE
+    return 2 if instance.phase == "idle" else 3

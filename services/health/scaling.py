@@ -90,7 +90,7 @@ class Scaler:
         """Say which groups should have another number of processes.
 
         Args:
-            wanted: processes by group, those that are just starting among them.
+            wanted: processes by group, those that are just starting among them; 0 where none of those there is of use.
             rows: what waits; None if nobody knows.
             now: seconds of a clock that never goes back.
             looping: groups of which a process is in a crash loop.
@@ -101,8 +101,8 @@ class Scaler:
             for group in self._groups.values():
                 group.pressed_since = group.calm_since = None
         for name, limits in self.limits.items():
-            before = wanted.get(name, 0)
-            if not before:
+            before = wanted.get(name)
+            if before is None:
                 continue
             group = self._groups.setdefault(name, _Group())
             after, reason = _within(limits, before)

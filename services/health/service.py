@@ -25,7 +25,7 @@ from joynexus.local import HealthReport, LocalCluster
 from joynexus.scale import Range, group_of, parse_scale
 from joynexus.wire import JoyNexusError, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Register, Supervised, ViewCluster
-from services.health.core import Command, Ended, Event, HealthCore, Kill, Scale, Seen, Start, Stop, Tick
+from services.health.core import Command, Ended, Event, HealthCore, Kill, Leaves, Scale, Seen, Start, Stop, Tick
 from services.health.scaling import Scaler
 from services.health.supervisor import LocalSupervisor, Supervisor
 
@@ -120,6 +120,8 @@ class Health:
                 pass  # the core hears nothing, which is what there is to hear
             else:
                 if isinstance(view, ClusterView):
+                    if self._view is None:
+                        self._take_over(view)
                     self._view, self._seen_at = view, now
                     self._happened(Seen(roles=view.roles))
                     self._tell(view)
@@ -129,6 +131,12 @@ class Health:
             self._look_at = now + (LOOK_S if settled else LOOK_STARTING_S)
             self._picture = self._runtime.ask(ViewCluster(), timeout_s=10.0)
             self._scale(now)
+
+    def _take_over(self, view: ClusterView) -> None:
+        """Let those leave that were told to by the health process before this one: the master still knows them."""
+        for row in view.instances:
+            if row.state == "leaving":
+                self._happened(Leaves(name=row.name, pid=row.pid))
 
     def _scale(self, now: float) -> None:
         """Have as many of each group as its load asks for, and its limits allow."""

@@ -10,6 +10,7 @@ import pytest
 
 import joynexus
 from joynexus.local import InstanceHealth
+from joynexus.scale import Range, instance_name
 from joynexus.wire.front import RoleStatus
 from services.health import core
 from services.health.core import (
@@ -18,6 +19,7 @@ from services.health.core import (
     Ended,
     HealthCore,
     Kill,
+    Leaves,
     Removed,
     Scale,
     Seen,
@@ -26,6 +28,7 @@ from services.health.core import (
     Stop,
     Tick,
 )
+from services.health.scaling import Scaler
 
 ROLES = {"master": "master", "trainer": "trainer", "env": "env"}
 PIDS = {"master": 1, "trainer": 2, "env": 3}
@@ -67,6 +70,10 @@ def advance(health: HealthCore, until: float, *, start: float, seen: Seen | None
     return commands
 
 
+def scale(health: HealthCore, count: int, now: float) -> list[Command]:
+    return [*health.handle(Scale(group="env", count=count), now), *health.handle(Tick(), now)]
+
+
 def state(health: HealthCore, name: str) -> InstanceHealth:
     return next(instance for instance in health.report() if instance.name == name)
 
@@ -78,7 +85,8 @@ def test_everything_is_started_at_once_the_master_first() -> None:
 
 def test_what_runs_already_is_adopted_and_only_the_rest_is_started() -> None:
     health = HealthCore(dict(ROLES))
-    assert health.handle(adopted("master", "trainer"), 0.0) == [Start(name="env")]
+    assert health.handle(adopted("master", "trainer"), 0.0) == [], "first it is said how many there should be"
+    assert health.handle(Tick(), 0.0) == [Start(name="env")]
     assert [instance.restarts for instance in health.report()] == [0, 0, 0]
 
 
@@ -328,7 +336,7 @@ def test_the_life_before_does_not_count_though_its_instance_is_the_same() -> Non
 def grown_core(count: int, *, busy: tuple[str, ...] = ()) -> HealthCore:
     """Everything runs, and so many env workers, of which some are busy."""
     health = up_core()
-    for command in health.handle(Scale(group="env", count=count), 2.0):
+    for command in scale(health, count, 2.0):
         assert isinstance(command, Start)
         health.handle(Started(name=command.name, pid=10, instance=f"h/{command.name}"), 2.0)
     more = [i.name for i in health.report() if i.name.startswith("env-")]
@@ -340,15 +348,15 @@ def grown_core(count: int, *, busy: tuple[str, ...] = ()) -> HealthCore:
 
 def test_a_group_that_is_to_have_more_gets_the_lowest_free_numbers() -> None:
     health = up_core()
-    assert health.handle(Scale(group="env", count=3), 2.0) == [Start(name="env-2"), Start(name="env-3")]
+    assert scale(health, 3, 2.0) == [Start(name="env-2"), Start(name="env-3")]
     assert health.wanted() == {"trainer": 1, "env": 3}
-    assert health.handle(Scale(group="env", count=3), 2.0) == []
+    assert scale(health, 3, 2.0) == []
 
 
 def test_those_leave_that_are_idle_the_last_to_come_first_and_never_the_first_one() -> None:
     health = grown_core(4, busy=("env-4",))
-    assert health.handle(Scale(group="env", count=3), 4.0) == [Stop(name="env-3")]
-    assert health.handle(Scale(group="env", count=1), 4.0) == [Stop(name="env-2"), Stop(name="env-4")]
+    assert scale(health, 3, 4.0) == [Stop(name="env-3")]
+    assert scale(health, 1, 4.0) == [Stop(name="env-2"), Stop(name="env-4")]
     assert health.wanted()["env"] == 1
     assert state(health, "env").state == "running"
 
@@ -360,7 +368,7 @@ def test_one_that_is_of_no_use_leaves_before_one_that_could_work(phase: str) -> 
     if phase == "lost":  # it is being started again
         health.handle(Ended(name="env-2", how="it exited with code 1", code=1), 3.5)
     health.handle(Seen(roles=(role("trainer"), role("env"), *seen)), 3.6)
-    health.handle(Scale(group="env", count=2), 3.6)
+    scale(health, 2, 3.6)
     assert [i.name for i in health.report() if i.role == "env" and i.state != "leaving"] == ["env", "env-3"]
 
 
@@ -371,14 +379,14 @@ def test_the_first_one_leaves_if_it_is_of_no_use_and_another_is(phase: str) -> N
     if phase == "crash-loop":
         health.handle(Ended(name="env", how="it exited with code 78", code=core.NO_USE), 3.5)
     health.handle(Seen(roles=tuple(seen)), 3.6)
-    health.handle(Scale(group="env", count=1), 3.6)
+    scale(health, 1, 3.6)
     assert [i.name for i in health.report() if i.role == "env" and i.state != "leaving"] == ["env-2"]
-    assert health.handle(Scale(group="env", count=2), 30.0) == [Start(name="env" if phase == "crash-loop" else "env-3")]
+    assert scale(health, 2, 30.0) == [Start(name="env" if phase == "crash-loop" else "env-3")]
 
 
 def test_who_has_left_is_no_more_and_is_not_started_again() -> None:
     health = grown_core(2)
-    health.handle(Scale(group="env", count=1), 4.0)
+    scale(health, 1, 4.0)
     assert state(health, "env-2").state == "leaving"
     assert advance(health, 60.0, start=4.0, seen=Seen(roles=(role("trainer"), role("env")))) == []
     assert health.handle(Ended(name="env-2", how="it exited with code 0", code=0), 60.0) == []
@@ -388,7 +396,7 @@ def test_who_has_left_is_no_more_and_is_not_started_again() -> None:
 
 def test_who_does_not_finish_in_its_time_is_killed() -> None:
     health = grown_core(2, busy=("env-2",))
-    health.handle(Scale(group="env", count=1), 4.0)
+    scale(health, 1, 4.0)
     (kill,) = advance(health, 4.0 + core.LEAVE_S["env"] + 2, start=4.0, seen=all_seen())
     assert isinstance(kill, Kill)
     assert kill.name == "env-2"
@@ -399,14 +407,14 @@ def test_who_does_not_finish_in_its_time_is_killed() -> None:
 def test_one_that_only_waits_to_be_started_again_is_no_more_at_once() -> None:
     health = grown_core(2)
     health.handle(Ended(name="env-2", how="x", code=1), 4.0)
-    assert health.handle(Scale(group="env", count=1), 4.05) == []
+    assert scale(health, 1, 4.05) == []
     assert [i.name for i in health.report()] == ["master", "trainer", "env"]
 
 
 def test_a_number_is_not_given_again_while_its_last_holder_leaves() -> None:
     health = grown_core(2)
-    health.handle(Scale(group="env", count=1), 4.0)
-    assert health.handle(Scale(group="env", count=2), 5.0) == [Start(name="env-3")]
+    scale(health, 1, 4.0)
+    assert scale(health, 2, 5.0) == [Start(name="env-3")]
 
 
 def test_where_an_engine_starts_again_what_ended_health_only_tells_of_it() -> None:
@@ -428,6 +436,56 @@ def test_where_an_engine_starts_again_what_ended_health_only_tells_of_it() -> No
 def test_a_container_that_could_not_be_made_is_none() -> None:
     health = HealthCore({}, starts_again=False)
     health.handle(Adopted(running=(Started(name="env", pid=5, instance="c1"),)), 0.0)
-    assert health.handle(Scale(group="env", count=2), 1.0) == [Start(name="env-2")]
+    assert scale(health, 2, 1.0) == [Start(name="env-2")]
     health.handle(Ended(name="env-2", how="it could not be started: no space left"), 1.0)
     assert health.wanted() == {"env": 1}
+
+
+def test_what_was_told_to_leave_before_health_was_started_anew_leaves_and_is_no_more() -> None:
+    roles = {**ROLES, "env-2": "env"}
+    for starts_again in (True, False):
+        health = HealthCore(roles if starts_again else {}, starts_again=starts_again)
+        running = Adopted(running=(*adopted("master", "trainer", "env").running, Started(name="env-2", pid=9)))
+        health.handle(running, 0.0)
+        assert health.handle(Leaves(name="env-2", pid=8), 1.0) == [], "that was another process"
+        assert health.handle(Leaves(name="env-7", pid=9), 1.0) == []
+        assert health.handle(Leaves(name="env-2", pid=9), 1.0) == [Stop(name="env-2")]
+        assert health.handle(Leaves(name="env-2", pid=9), 1.0) == []
+        assert health.wanted()["env"] == 1
+        health.handle(Ended(name="env-2", how="it ended") if starts_again else Removed(name="env-2"), 2.0)
+        assert "env-2" not in {i.name for i in health.report()}
+        assert advance(health, 20.0, start=2.0, seen=all_seen()) == []
+
+
+def test_what_an_operator_said_last_goes_before_the_plan_when_health_is_started_anew() -> None:
+    for survivor in ("env", "env-3"):
+        health = HealthCore({"master": "master", **dict.fromkeys(("env", "env-2", "env-3", "env-4"), "env")})
+        health.handle(Adopted(running=(Started(name="master", pid=1), Started(name=survivor, pid=3))), 0.0)
+        assert scale(health, 1, 0.0) == [], "nobody is started only to leave"
+        assert [i.name for i in health.report()] == ["master", survivor]
+
+
+def containers(count: int, **phases: str) -> HealthCore:
+    """Env containers, by the name without the dash."""
+    health = HealthCore({}, starts_again=False)
+    names = [instance_name("env", number) for number in range(1, count + 1)]
+    health.handle(Adopted(running=tuple(Started(name=name, pid=7, instance=name) for name in names)), 0.0)
+    seen = [role("env", instance=name, phase=phases.get(name.replace("-", ""), "idle")) for name in names]
+    health.handle(Seen(roles=tuple(seen)), 1.0)
+    return health
+
+
+def test_a_first_container_that_is_quarantined_counts_for_nothing_and_the_service_is_not_lost() -> None:
+    health = containers(3, env="quarantined")
+    assert health.wanted() == {"env": 2}
+    assert scale(health, 1, 2.0) == [Stop(name="env-3")]
+    assert scale(health, 1, 3.0) == [], "the one that works stays"
+    assert scale(health, 2, 4.0) == [Start(name="env-4")]
+    alone = containers(1, env="quarantined")
+    assert alone.wanted() == {"env": 0}
+    (change,) = Scaler({"env": Range(1, 4)}).decide(alone.wanted(), None, 2.0)
+    assert (change.before, change.after) == (0, 1)
+    assert scale(alone, change.after, 2.0) == [Start(name="env-2")]
+    alone.handle(Ended(name="env", how="it was asked to end", code=0), 3.0)
+    alone.handle(Started(name="env", pid=8, instance="env"), 4.0)
+    assert alone.wanted() == {"env": 2}, "restarted, it counts again"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +17,7 @@ from common.settings import HealthSettings
 from joynexus.local import LocalCluster
 from joynexus.scale import Range
 from joynexus.wire import Header, Message, Packet
-from joynexus.wire.back import ClusterView, Decision, Supervised, ViewCluster
+from joynexus.wire.back import ClusterView, Decision, InstanceRow, Supervised, ViewCluster
 from joynexus.wire.front import RoleStatus
 from services.health import service
 from services.health.core import Ended, HealthCore, Started
@@ -197,3 +198,15 @@ def test_limits_that_cannot_be_read_or_are_for_nobody_are_told_once_and_the_rest
 def test_health_that_cannot_do_its_work_says_why_in_one_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         service.run(HealthSettings(**settings))
+
+
+def test_who_was_leaving_when_health_was_killed_goes_on_leaving(clock: Clock) -> None:
+    master = Master()
+    leaving = InstanceRow(name="env-2", role="env", state="leaving", pid=2)
+    master.view = msgspec.structs.replace(master.view, instances=(leaving,))
+    health, supervisor = health_of({"env": "env", "env-2": "env"}, master, lambda: {"env": Range(1, 4)})
+    for _ in range(3):
+        health.turn()
+        clock.now += 1.0
+    assert supervisor.stopped == ["env-2"]
+    assert master.told[-1].desired == {"env": 1}
