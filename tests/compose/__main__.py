@@ -201,7 +201,8 @@ class Test:
         assert found == BURST * [calm.reached]
         self.log(f"each of the {BURST} evaluations is bit for bit as in calm")
         self.ready({"env": 1})
-        for line in self.compose("logs", "--no-color", "--no-log-prefix", "health").splitlines():
+        logs = self.compose("--profile", "supervisor", "logs", "--no-color", "--no-log-prefix", "health")
+        for line in logs.splitlines():
             if line.startswith("{") and (said := json.loads(line))["event"] == "scaled":
                 self.log(f"health: {said['group']} {said['before']} → {said['after']}: {said['reason']}")
 
