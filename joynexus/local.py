@@ -142,7 +142,9 @@ class LocalCluster:
         try:
             return msgspec.json.decode(self.plan_file.read_bytes(), type=ClusterPlan)
         except (OSError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{self.folder} holds no local cluster: start one with `joynexus up` (containers: docker compose)") from error
+            raise ValueError(
+                f"{self.folder} holds no local cluster: start one with `joynexus up` (containers: docker compose)"
+            ) from error
 
     def save_health(self, report: HealthReport) -> None:
         """Write down what health knows."""
