@@ -277,7 +277,9 @@ def test_what_health_told_stands_in_the_picture_and_in_status_while_health_is_th
     ]
     assert "it hung" not in str(world.ask(Status(), ClusterStatus)), "a tenant is told what it may use, and no more"
     world.say(health.peer, back.Gone())
-    assert look(desk(world, "health")).instances == ()
+    gone = world.ask(Status(), ClusterStatus, operator=True)
+    assert [role.restarts for role in gone.roles if role.role == "env"] == [0]
+    assert look(desk(world, "health")).instances == (row,), "the next one goes on where this one was"
 
 
 # What waits
