@@ -52,7 +52,7 @@ def scale(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Its name, `worker` in `joynexus status`, e.g. env-2.")],
+    worker: Annotated[str, typer.Argument(help="Its name, or its process's, in `joynexus status`, e.g. env-2.")],
     config: Config = None,
 ) -> None:
     """Give a worker nothing new, and have it end when it has finished what it has; it is started anew then."""

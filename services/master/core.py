@@ -347,7 +347,7 @@ class MasterCore:
             front.LoadState: self._intake.on_op,
             front.LoadWeights: self._intake.on_op,
             front.MovePolicy: self._training.moves.on_move,
-            front.DrainWorker: self._roster.on_drain,
+            front.DrainWorker: self._supervision.on_drain,
             front.CancelJobs: self._jobs.on_cancel_all,
             front.BackupBegin: self._backups.on_begin,
             front.BackupEnd: self._backups.on_end,

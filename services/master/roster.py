@@ -17,9 +17,9 @@ from typing import Protocol
 
 from joynexus.wire import Buffer, ErrorCode, JoyNexusError, Message
 from joynexus.wire.back import Beat, BeatAck, Gone, InstanceRow, Leaving, Register, Registered
-from joynexus.wire.front import Done, DrainWorker, RoleStatus
+from joynexus.wire.front import RoleStatus
 from services.master.config import CoreConfig
-from services.master.events import BackMessage, FrontMessage, Peer, Undeliverable
+from services.master.events import BackMessage, Peer, Undeliverable
 from services.master.instances import Instances, same_instance
 from services.master.outbox import Outbox, refuse
 from services.master.protocol import agree
@@ -34,7 +34,7 @@ class Staff(Protocol):
     """A part of the core that gives work to one role."""
 
     def joined(self, worker: Worker) -> None:
-        """A worker is there."""
+        """A worker is there; one that is `leaving`, or in quarantine, gets nothing, and `leaving` follows."""
         ...
 
     def lost(self, worker: Worker) -> None:
@@ -61,7 +61,8 @@ class Roster:
         self._by_incarnation: dict[str, Worker] = {}
         self._by_name: dict[str, Worker] = {}  # also the dead ones, until a new one takes the name
         self._lives: Counter[str] = Counter()
-        self._fallen: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # incarnation -> tasks it had
+        # By incarnation, and the tasks that each had.
+        self._fallen: OrderedDict[str, tuple[Worker, tuple[str, ...]]] = OrderedDict()
         self._watching = False
         self._instances = Instances(outbox, config.beat_ms / 1000, self._lose)
         self.beaten: Callable[[Worker], None] = lambda worker: None
@@ -133,22 +134,6 @@ class Roster:
         self._instances.ended(worker, said=True)
         self._lose(worker, "it has ended")
         self._outbox.answer(said, BeatAck())
-
-    def on_drain(self, asked: FrontMessage, message: DrainWorker) -> None:
-        """Have a worker finish what it has, and end, because an operator says so; a master started anew forgets it."""
-        if not asked.operator:
-            raise refuse(ErrorCode.FORBIDDEN, "only an operator may drain a worker")
-        worker = self._by_name.get(message.worker)
-        if worker is None or not worker.alive or not self._staff[worker.role]:  # health is given no work
-            raise refuse(
-                ErrorCode.NOT_FOUND,
-                f"there is no worker '{message.worker}' to drain: `joynexus status` names trainers, inference and env",
-            )
-        if not worker.told_to_leave:
-            worker.told_to_leave = True
-            self._outbox.log("info", "worker_drained", worker=worker.name, by=asked.tenant)
-            self._spare(worker)
-        self._outbox.answer(asked, Done())
 
     # Work
 
@@ -236,6 +221,13 @@ class Roster:
             for name, worker in sorted(self._by_name.items())
         )
 
+    def drain(self, worker: Worker, by: str) -> None:
+        """Have a worker finish what it has, and end, because an operator says so; a master started anew forgets it."""
+        if not worker.told_to_leave:
+            worker.told_to_leave = True
+            self._outbox.log("info", "worker_drained", worker=worker.name, by=by)
+            self._spare(worker)
+
     def dismiss(self, said: BackMessage, why: str) -> None:
         """Take a worker for dead; it hears of it when it next says something, and registers anew."""
         worker = self._by_peer.get(said.peer)
@@ -261,10 +253,16 @@ class Roster:
         worker.name = name = self._free_name(message.role)
         self._lives[name] += 1
         self._by_peer[said.peer] = self._by_incarnation[message.incarnation] = self._by_name[name] = worker
-        self._welcome(said, worker, lost=self._fallen.pop(message.incarnation, ()))
+        before, lost = self._fallen.pop(message.incarnation, (worker, ()))
+        # It was taken for dead and is not: what it was told then, the same process still does.
+        worker.leaving, worker.told_to_leave = before.leaving, before.told_to_leave
+        worker.quarantine = before.quarantine
+        self._welcome(said, worker, lost)
         self._outbox.log("info", "worker_joined", worker=name, pid=message.pid, lives=self._lives[name])
         for staff in self._staff[worker.role]:
             staff.joined(worker)
+            if worker.leaving or worker.quarantine:
+                staff.leaving(worker)
 
     def _spare(self, worker: Worker) -> None:
         """Give a worker nothing new."""
@@ -323,7 +321,7 @@ class Roster:
         self._instances.ended(worker)
         self._by_incarnation.pop(worker.register.incarnation, None)
         self._by_peer.pop(worker.peer, None)
-        self._fallen[worker.register.incarnation] = tuple(worker.given)
+        self._fallen[worker.register.incarnation] = worker, tuple(worker.given)
         if len(self._fallen) > _FALLEN_REMEMBERED:
             self._fallen.popitem(last=False)
         if worker.leaving and not worker.given:  # it said so and had finished: its end is no failure, its name is free

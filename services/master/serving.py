@@ -159,6 +159,8 @@ class Serving:
 
     def joined(self, worker: Worker) -> None:
         """Offer a new worker what others were offered and have not applied, and what nobody was there to serve."""
+        if worker.leaving:
+            return
         backbone = worker.register.backbone_name
         for policy in self._unserved.pop(backbone, {}).values():
             if policy.newest is not None:

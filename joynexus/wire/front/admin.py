@@ -9,10 +9,11 @@ from joynexus.wire.base import Wire
 class DrainWorker(Wire, frozen=True, kw_only=True):
     """Give a worker nothing new, and have it end once it has finished what it has.
 
-    Answer: `Done` at once, and again if it drains already; `NOT_FOUND` if there is no such worker.
+    Answer: `Done` at once, and again if it drains already; `NOT_FOUND` if there is no such worker, `INVALID` if the
+    name may be one's or another one's.
 
     Attributes:
-        worker: name as in `ClusterStatus`, e.g. `env-2`.
+        worker: its name, its instance, or its process's name, e.g. `env-2`.
     """
 
     worker: Short

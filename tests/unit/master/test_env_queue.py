@@ -292,9 +292,18 @@ def test_a_worker_that_makes_nothing_of_what_others_do_well_gets_no_more_work_un
     role = next(r for r in world.ask(Status(), ClusterStatus, operator=True).roles if r.worker == quarantined)
     assert "3 pieces of work for metaworld in a row came to nothing here" in role.detail["quarantined"]
     broken.die()
-    world.wait(8)
-    well.beat()
+    for _ in range(8):
+        world.wait(1)
+        well.beat()
+    assert quarantined not in phases(world)
+    broken.connect()
+    assert phases(world)[quarantined] == "quarantined", "it was only silent"
+    broken.die()
     restarted = FakeEnv(world, new_incarnation(), key="env1")
+    for _ in range(8):
+        world.wait(1)
+        well.beat()
+        restarted.beat()
     submit(world, evaluate(REACH, 60), key="again", tenant="a")
     assert len(restarted.inbox) == 1
     assert "quarantined" not in phases(world).values()

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from joynexus.wire import ErrorCode, Failure
-from joynexus.wire.back import Beat, BeatAck, Gone, Leaving, Register, Registered, TrainGroup
+from joynexus.wire.back import (
+    Beat,
+    BeatAck,
+    Gone,
+    InstanceRow,
+    Leaving,
+    Register,
+    Registered,
+    Supervised,
+    TrainGroup,
+)
 from joynexus.wire.front import ClusterStatus, Done, DrainWorker, OptimStep, Status
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.world import FakeWorker, World, run
@@ -228,14 +238,94 @@ def test_a_drained_worker_gets_nothing_new_and_hears_with_each_beat_that_it_is_t
     assert roles(world)["trainer-1"] == "draining"
 
 
+@pytest.mark.parametrize("silent_s", [0.0, 8.0])
+@pytest.mark.parametrize("told", [DrainWorker(worker="trainer-1"), Leaving()])
+def test_a_worker_that_leaves_and_comes_back_on_another_connection_still_gets_nothing_new(
+    world: World, silent_s: float, told: DrainWorker | Leaving
+) -> None:
+    trainer = FakeTrainer(world, new_incarnation(), key="t")
+    if isinstance(told, Leaving):
+        world.say(trainer.peer, told)
+    else:
+        world.ask(told, Done, operator=True)
+    world.wait(silent_s)  # 8 s: it was taken for dead meanwhile
+    trainer.connect()
+    ask_step(world)
+    assert not trainer.inbox
+    assert roles(world) == {"trainer-1": "draining"}
+    trainer.beat()
+    acks = [message.leave for message in trainer.received if isinstance(message, BeatAck)]
+    assert acks[-1] is isinstance(told, DrainWorker)
+    trainer.incarnation = new_incarnation()
+    trainer.connect()
+    world.wait(2.5)
+    assert len(trainer.inbox) == 1, "its process was started anew"
+
+
+@pytest.mark.parametrize("kind", [FakeEnv, FakeInference, FakeTrainer])
+def test_a_drained_worker_of_any_role_that_was_taken_for_dead_finishes_and_goes(
+    world: World, kind: type[FakeEnv | FakeInference | FakeTrainer]
+) -> None:
+    worker = kind(world, new_incarnation())
+    name = registered(worker).worker
+    world.ask(DrainWorker(worker=name), Done, operator=True)
+    world.wait(8)
+    worker.connect()
+    assert roles(world) == {name: "draining"}
+    world.say(worker.peer, Gone())
+    assert roles(world) == {}
+
+
 def test_only_an_operator_has_a_worker_leave_and_only_one_that_works(world: World) -> None:
-    FakeEnv(world, new_incarnation())
+    FakeEnv(world, new_incarnation(), instance="host/env-3")
+    FakeTrainer(world, new_incarnation(), key="t", instance="host/trainer-1")
     FakeWorker(world, new_incarnation(), key="h", role="health", credit={})
     assert world.refused(DrainWorker(worker="env-1")).code is ErrorCode.FORBIDDEN
-    for name in ("env-2", "health-1"):
+    for name in ("env-2", "health-1", ""):
         refused = world.refused(DrainWorker(worker=name), operator=True)
         assert refused.code is ErrorCode.NOT_FOUND
-        assert f"no worker '{name}' to drain: `joynexus status` names" in refused.message
+        assert refused.message.startswith(f"there is no worker '{name}', nor a process of that name, to drain; there ")
+        assert refused.message.endswith("there are env-1 (process env-3), trainer-1")
+
+
+@pytest.mark.parametrize("name", ["env-1", "env-3", "host/env-3"])
+def test_a_worker_is_drained_by_its_name_or_its_processs(world: World, name: str) -> None:
+    FakeEnv(world, new_incarnation(), instance="host/env-3")
+    FakeEnv(world, new_incarnation(), instance="host/env-4")
+    world.ask(DrainWorker(worker=name), Done, operator=True)
+    assert roles(world) == {"env-1": "draining", "env-2": "starting"}
+
+
+def test_a_worker_is_drained_by_the_name_that_health_knows_its_container_by(world: World) -> None:
+    env = FakeEnv(world, new_incarnation(), instance="0a1b2c")
+    health = FakeWorker(world, new_incarnation(), key="h", role="health", credit={})
+    world.say(health.peer, Supervised(instances=(InstanceRow(name="env-maniskill-2", instance="0a1b2c"),)))
+    refused = world.refused(DrainWorker(worker="env-maniskill-1"), operator=True)
+    assert refused.message.endswith("there are env-1 (process env-maniskill-2)")
+    world.ask(DrainWorker(worker="env-maniskill-2"), Done, operator=True)
+    assert roles(world)[registered(env).worker] == "draining"
+
+
+def test_nobody_is_drained_for_somebody_elses_name(world: World) -> None:
+    for instance in ("here/env-2", "here/env-1", "there/env-1"):
+        FakeEnv(world, new_incarnation(), instance=instance)
+    for name, meant in {
+        "env-1": "env-1 (process env-2) or env-2 (process env-1) or env-3 (process env-1): say which by its instance, "
+        "one of here/env-2, here/env-1, there/env-1",
+        "env-2": "env-1 (process env-2) or env-2 (process env-1): say which by its instance, one of ",
+    }.items():
+        refused = world.refused(DrainWorker(worker=name), operator=True)
+        assert refused.code is ErrorCode.INVALID
+        assert meant in refused.message
+    world.ask(DrainWorker(worker="here/env-1"), Done, operator=True)
+    assert roles(world) == {"env-1": "starting", "env-2": "draining", "env-3": "starting"}
+
+
+def test_of_many_workers_some_are_named(world: World) -> None:
+    for _ in range(25):
+        FakeEnv(world, new_incarnation(), key=new_incarnation())
+    refused = world.refused(DrainWorker(worker="trainer-1"), operator=True)
+    assert refused.message.endswith("and 5 more")
 
 
 def test_a_worker_that_ends_before_it_has_finished_was_lost(world: World) -> None:
