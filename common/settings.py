@@ -199,7 +199,8 @@ class EnvSettings(WorkerSettings):
     Attributes:
         datasets_dir: folder with data sets that the operator mounts; empty: none.
         simulator_processes: simulator worker processes at once.
-        make_s, step_s: deadlines of making an environment and of one call to it.
+        make_s, step_s: deadlines of making an environment and of one call to it. Health takes for wedged what shows no
+            progress for 900 s, and a rollout may make environments twice in a row.
         reader_bytes: memory that the process may take which reads a data set.
     """
 
@@ -209,8 +210,8 @@ class EnvSettings(WorkerSettings):
     datasets_dir: Path | None = None
     reader_bytes: int = Field(8 * 1024**3, ge=256 * 1024**2)
     simulator_processes: int = Field(2, ge=1)
-    make_s: float = Field(180.0, gt=0)
-    step_s: float = Field(30.0, gt=0)
+    make_s: float = Field(180.0, gt=0, le=300)
+    step_s: float = Field(30.0, gt=0, le=120)
 
 
 class HealthSettings(WorkerSettings):

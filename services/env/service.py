@@ -56,6 +56,15 @@ class NoLongerWanted(Exception):  # noqa: N818 - not an error: the way out of a 
     """The master does not want a task's answer any more."""
 
 
+def longest_silence_s(deadlines: Deadlines) -> float:
+    """Return for how many seconds a rollout may show no progress.
+
+    It advances with each round of resets, questions and chunks, in which processes that were lost are made anew: a
+    simulator that hangs costs its episodes, not this process.
+    """
+    return 2 * deadlines.make_s + deadlines.reset_s + deadlines.step_s + 60.0
+
+
 def run(settings: EnvSettings) -> None:
     """Serve until told to end."""
     prepare_process()
@@ -92,9 +101,7 @@ def run(settings: EnvSettings) -> None:
             reader_bytes=settings.reader_bytes,
         )
         rollouts = RolloutWork(pools, runtime.blobs, scratch, alive=alive, child_busy=progress.add_busy)
-        # A rollout advances with each round of resets, questions and chunks, in which processes that were lost are made
-        # anew: a simulator that hangs costs its episodes, not this process.
-        rollout_s = 2 * deadlines.make_s + deadlines.reset_s + deadlines.step_s + 60.0
+        rollout_s = longest_silence_s(deadlines)
 
         def asker(message: Rollout | EvaluateActions) -> Asker:
             def request(act: bytes, buffers: Sequence[Buffer], *, timeout_s: float) -> Packet:

@@ -189,6 +189,9 @@ def test_what_selects_pods_selects_those_that_are_meant_and_no_other(cluster: li
 def test_workers_may_reach_the_master_alone_and_metrics_are_for_who_is_named(cluster: list[Manifest]) -> None:
     policies = {name(policy): policy["spec"] for policy in of_kind(cluster, "NetworkPolicy")}
     assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    (names,) = policies["names"]["egress"]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"], "where each node answers for names itself"
+    assert [(port["protocol"], port["port"]) for port in names["ports"]] == [("UDP", 53), ("TCP", 53)]
     (out,) = policies["workers"]["egress"]
     assert out["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "master"}}}]
     assert {port["port"] for port in out["ports"]} == {5712, 5713}

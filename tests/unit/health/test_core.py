@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 import joynexus
+from common.settings import EnvSettings, load_settings
 from joynexus.local import InstanceHealth
 from joynexus.scale import Range, instance_name
+from joynexus.simulation.pool import Deadlines
 from joynexus.wire.front import RoleStatus
+from services.env.service import longest_silence_s
 from services.health import core
 from services.health.core import (
     Adopted,
@@ -273,6 +276,18 @@ def test_a_large_model_may_load_for_as_long_as_its_own_watchdog_lets_it() -> Non
     startup = Path(joynexus.__file__).parent / "vla" / "startup.py"  # read, not imported: it brings torch
     (loading_s,) = re.findall(r"^LOADING_S = ([\d.]+)$", startup.read_text(), re.MULTILINE)
     assert float(loading_s) < core.REGISTER_S
+
+
+def test_health_is_more_patient_than_the_longest_round_that_settings_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOYNEXUS_MAKE_S", "300")
+    monkeypatch.setenv("JOYNEXUS_STEP_S", "120")
+    settings = load_settings(EnvSettings)
+    assert longest_silence_s(Deadlines(make_s=settings.make_s, step_s=settings.step_s)) < core.STALL_S
+    for name, value in (("JOYNEXUS_MAKE_S", "301"), ("JOYNEXUS_STEP_S", "121")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ValueError, match=f"{name}='{value}' .*less than or equal"):
+                load_settings(EnvSettings)
 
 
 def test_instance_that_never_registers_is_killed() -> None:

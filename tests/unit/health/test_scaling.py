@@ -216,6 +216,7 @@ def test_what_an_operator_says_is_read() -> None:
         "env": Range(1, 4), "inference": Range(2, 2), "env-maniskill": Range(2, 2)
     }  # fmt: skip
     assert parse_scale("") == {}
+    assert parse_scale("trainer=2,trainer-gpu=2") == {"trainer": Range(2, 2), "trainer-gpu": Range(2, 2)}
     assert (str(Range(1, 4)), str(Range(3, 3))) == ("1-4", "3")
 
 
@@ -223,6 +224,12 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield from (("env", "write for example env=3"), ("env=0-2", "at least 1"), ("env=4-1", "smaller number first"))
     yield from (("env=1,env=2", "named twice"), ("master=2", "there is no 'master'"), ("env=99", "at most 64"))
     yield from (("dashboard=2", "there are trainer, inference, env"), ("env_2=2", "write for example env=3"))
+
+
+def test_a_local_cluster_has_no_service_for_gpus_that_could_be_scaled() -> None:
+    said = "there is no 'trainer-gpu' that could be scaled: there are trainer, inference, env"
+    with pytest.raises(ValueError, match=said):
+        parse_scale("trainer-gpu=2", families=False)
 
 
 @pytest.mark.parametrize(("words", "said"), wrong())
