@@ -142,8 +142,8 @@ class Outbox:
             save.lost(reason)
             return
         # What was said about the same things since then counts more, so it must not be overwritten later.
-        later = (other for other in self._saving.values() if other.number > save.number)
-        newer = {key_of(record) for other in later for record in other.records}
+        saving = self._saving.values()
+        newer = {key_of(record) for other in saving if other.number > save.number for record in other.records}
         save.records = tuple(record for record in save.records if key_of(record) not in newer)
         if not self._unsaved:
             self.after(self._retry_s, self._save_again)
