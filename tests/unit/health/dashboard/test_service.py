@@ -57,6 +57,7 @@ def serve(test: Callable[[Web, uvicorn.Server, tuple[str, int]], Awaitable[None]
 
 
 ASK = b"GET /events?page=jobs HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_connection_that_never_asks_is_ended_and_one_that_waits_for_its_answer_is_not(
@@ -127,7 +128,7 @@ def test_strangers_who_hold_all_connections_shut_out_neither_probes_nor_viewers(
                 stranger.setblocking(False)
                 await loop.sock_connect(stranger, at)
                 await loop.sock_sendall(stranger, b"GET / HTTP/1.1\r\n" * (number % 2))
-            assert await asked(at, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+            assert await asked(at, HEALTH) == b"HTTP/1.1 200 OK\r\n"
             page = b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nCookie: test=operator\r\n\r\n"
             assert await asked(at, page) == b"HTTP/1.1 200 OK\r\n"
             assert len(server.server_state.connections) <= service.CONNECTIONS
@@ -135,6 +136,30 @@ def test_strangers_who_hold_all_connections_shut_out_neither_probes_nor_viewers(
                 assert await loop.sock_recv(strangers[0], 1) == b"", "who was waited for longest made room"
         assert web.hub.watchers == 1, "a viewer that reads is nobody's room"
         writer.close()
+
+    serve(test)
+
+
+def test_viewer_that_does_not_read_makes_room_and_one_that_reads_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONNECTIONS", 1)
+    events = Stream.events
+
+    async def test(web: Web, server: uvicorn.Server, at: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*at)
+        writer.write(ASK)
+        await reader.readuntil(b"s-jobs")
+        with suppress(ConnectionResetError):
+            assert await asked(at, HEALTH) == b"", "there is nobody else to hang up on"
+        writer.close()
+        while web.hub.watchers or server.server_state.connections:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(Stream, "events", lambda _: "data: much\n\n" * 1_000_000)
+        with socket.create_connection(at) as viewer:
+            viewer.sendall(ASK)
+            viewer.setblocking(False)
+            await asyncio.get_running_loop().sock_recv(viewer, 1)
+            monkeypatch.setattr(Stream, "events", events)
+            assert await asked(at, HEALTH) == b"HTTP/1.1 200 OK\r\n"
 
     serve(test)
 
