@@ -263,8 +263,10 @@ class WorkerSession:
         if not self.registered:
             if self._register is None or now < self._register_at:
                 return None
-            id = self._new_id()
-            return Send(encode(self._register, id=id), False, "register", id)
+            id, register = self._new_id(), self._register
+            if self._leaving:  # a master that was started anew would give work before it hears so
+                register = msgspec.structs.replace(register, credit=dict.fromkeys(register.credit, 0))
+            return Send(encode(register, id=id), False, "register", id)
         if self._leaving and not self._leaving_id:
             id = self._new_id()
             return Send(encode(Leaving(), id=id), False, "leaving", id)

@@ -384,8 +384,8 @@ class Acting:
         self._answer(request, reason)
 
     def _stations(self, backbone: str) -> Iterator[InferenceWorker]:
-        stations = self._workers.get(backbone, {}).values()
-        return (station for station in stations if not station.worker.leaving)
+        stations = self._workers.get(backbone, {}).values()  # one without credit is about to say that it leaves
+        return (s for s in stations if not s.worker.leaving and s.worker.register.credit.get("predict", 1) > 0)
 
     def _batcher(self, backbone: str) -> Batcher[ActRequest]:
         batcher = self._batchers.get(backbone)

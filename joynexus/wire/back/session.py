@@ -20,7 +20,7 @@ class Register(Wire, frozen=True, kw_only=True):
         instance: what stays the same when this process is started anew: the one before is taken for dead at once. Empty
             if nobody knows: then the longest silent worker of the key makes room, once it has been silent for a while.
         credit: pieces of work it takes at once, by lane: trainer `{"train": n}`, inference `{"predict": n}`,
-            env `{"simulator": n, "data": n}`.
+            env `{"simulator": n, "data": n}`. 0: it is leaving, and says so next.
         backbone, batch_key: digest and hard batch key of its backbone (trainer, inference).
         serves: simulator families (`metaworld`) and `datasets`, `sampler` (env).
         mounted: data sets found in the operator's folder (env).

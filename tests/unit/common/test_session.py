@@ -314,6 +314,9 @@ def test_leaving_is_announced_again_after_a_new_registration() -> None:
     master.session.leave()
     (leaving,) = [p for p in master.pull(0.0) if isinstance(p.message, Leaving)]
     master.session.came_up(bulk=False, now=0.1)
+    (register,) = [p.message for p in master.pull(0.15) if isinstance(p.message, Register)]
+    assert register.credit == {"data": 0}, "else a master that was started anew would give it work first"
+    master.session.came_up(bulk=False, now=0.18)
     master.welcome(0.2)
     (again,) = [p for p in master.pull(0.2) if isinstance(p.message, Leaving)]
     master.tell(BeatAck(), 0.3, re=leaving.header.id)

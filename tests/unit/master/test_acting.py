@@ -11,7 +11,16 @@ import pytest
 
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
 from joynexus.wire import Array, ErrorCode, Failure
-from joynexus.wire.back import EvaluateActions, PredictDone, Predicted, PredictGroup, Rollout, WeightsRefused, WorkerAct
+from joynexus.wire.back import (
+    EvaluateActions,
+    Leaving,
+    PredictDone,
+    Predicted,
+    PredictGroup,
+    Rollout,
+    WeightsRefused,
+    WorkerAct,
+)
 from joynexus.wire.errors import failure
 from joynexus.wire.front import (
     Act,
@@ -76,6 +85,19 @@ def test_an_act_reaches_the_worker_as_it_came_and_its_answer_the_asker(world: Wo
     assert send.buffers == (STATE,)
     run(worker)
     assert world.answers(id) == [Actions(version=1, actions=Array(dtype="<f4", shape=(1, 1, 2), frame=0))]
+
+
+def test_a_worker_that_registers_without_credit_since_it_leaves_is_asked_nothing(world: World) -> None:
+    publish(world)
+    leaves = FakeInference(world, new_incarnation(), key="leaves", credit=0)
+    run(leaves)
+    act(world)
+    world.wait(1)
+    assert not leaves.inbox
+    world.say(leaves.peer, Leaving())
+    stays = FakeInference(world, new_incarnation(), key="stays")
+    run(leaves, stays)
+    assert [len(worker.groups) for worker in (leaves, stays)] == [0, 1]
 
 
 def test_requests_that_wait_share_a_group_and_find_their_own_buffers(world: World) -> None:

@@ -262,6 +262,18 @@ def test_a_worker_that_leaves_and_comes_back_on_another_connection_still_gets_no
     assert len(trainer.inbox) == 1, "its process was started anew"
 
 
+def test_a_trainer_that_registers_without_credit_since_it_leaves_gets_nothing(world: World) -> None:
+    leaves = FakeTrainer(world, new_incarnation(), key="leaves", credit=0)
+    ask_step(world)
+    world.wait(1)
+    assert not leaves.inbox
+    world.say(leaves.peer, Leaving())
+    assert not leaves.inbox
+    stays = FakeTrainer(world, new_incarnation(), key="stays")
+    run(leaves, stays)
+    assert [sum(trainer.applied.values()) for trainer in (leaves, stays)] == [0, 1]
+
+
 @pytest.mark.parametrize("kind", [FakeEnv, FakeInference, FakeTrainer])
 def test_a_drained_worker_of_any_role_that_was_taken_for_dead_finishes_and_goes(
     world: World, kind: type[FakeEnv | FakeInference | FakeTrainer]
