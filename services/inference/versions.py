@@ -20,7 +20,7 @@ from joynexus.vla.version_file import read_version
 from joynexus.wire.errors import ErrorCode, JoyNexusError, failure
 
 OpenBlob = Callable[[str], Path]
-"""Gives a blob's file; KeyError, OSError or JoyNexusError if it cannot be had."""
+"""Gives a blob's file; KeyError, OSError or JoyNexusError if it cannot be had, of code `BAD_DATA` if it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Shelf:
         """Return a version, reading it if it is not in memory.
 
         Raises:
-            JoyNexusError: `UNAVAILABLE` if its blob cannot be had now, `BAD_DATA` if it is not usable here.
+            JoyNexusError: `UNAVAILABLE` if its blob cannot be had now, `BAD_DATA` if it is damaged, or not usable here.
         """
         key = (tenant, policy, version)
         with self._lock:
@@ -89,6 +89,8 @@ class Shelf:
             failpoint("inference.load_version")
             content = self._open_blob(digest).read_bytes()
         except (KeyError, OSError, JoyNexusError) as error:
+            if isinstance(error, JoyNexusError) and error.code is ErrorCode.BAD_DATA:  # damaged: no retry helps
+                raise JoyNexusError(failure(ErrorCode.BAD_DATA, f"version {version} is unusable: {error}")) from error
             reason = error.strerror if isinstance(error, OSError) else error  # an OSError names a path of the service
             sentence = f"version {version} cannot be fetched now: {reason}"
             raise JoyNexusError(failure(ErrorCode.UNAVAILABLE, sentence, retry_after_ms=1000)) from error

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from common.blob_access import BlobAccess
+from common.progress import Progress
 from joynexus.vla.backbones import Backbone, load_backbone
 from joynexus.vla.busy import BusyClock, Overhead
 from joynexus.vla.exported import ExportedPolicy, export_policy
@@ -447,6 +449,35 @@ def test_an_unusable_version_is_refused_and_the_old_one_keeps_serving(desk: Desk
     assert np.array_equal(desk.actions(old), desk.alone(policy, request))
     assert bad.error is not None
     assert bad.error.code == ErrorCode.BAD_DATA
+
+
+def test_a_version_damaged_on_the_shared_disk_is_bad_data_until_it_is_restored_and_others_act_meanwhile(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sound, policy), (torn, _) = desk.version(1), desk.version(2)
+    path = desk.blobs.path(torn)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + b"\0\1\2\3")
+    nobody = BlobAccess(
+        lambda *_, **__: pytest.fail("it is on the shared disk"),
+        Progress(),
+        shared=tmp_path / "blobs",
+        cache=tmp_path / "cache",
+        cache_budget_bytes=1 << 20,
+    )
+    monkeypatch.setattr(desk.blobs, "path", nobody.fetch)
+    assert refused(desk.engine.load(offer(2, torn))) == (
+        f"BAD_DATA version 2 is unusable: blob {torn} is damaged on the shared disk: restore it, or remove it and push "
+        "it again"
+    )
+    requests = Request(sound, Arrays(1, rows=1)), Request(torn, Arrays(1, rows=1), version=2)
+    right, wrong = desk.predict(*requests)
+    assert np.array_equal(desk.actions(right), desk.alone(policy, requests[0]))
+    assert wrong.error is not None
+    assert (wrong.error.code, wrong.error.retry_after_ms) == (ErrorCode.BAD_DATA, 0)
+    path.write_bytes(whole)
+    (again,) = desk.predict(requests[1])
+    assert again.error is None
 
 
 def test_a_non_finite_version_is_refused(desk: Desk) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from common.journal.records import DatasetRecord
 from joynexus.datasets import Fault
-from joynexus.wire import ErrorCode, failure
+from joynexus.wire import ErrorCode, Failure, failure
 from joynexus.wire.back import DatasetPrepared, PrepareDataset
 from joynexus.wire.front import (
     Accepted,
@@ -349,12 +349,23 @@ def test_kept_bytes_are_in_the_usage_report(world: World) -> None:
     assert (line.bytes_stored, line.bytes_in) == (10, 10)
 
 
-def test_a_push_that_the_disk_refuses_was_never_there(world: World) -> None:
+def test_a_push_that_the_disk_refuses_was_never_there_and_is_taken_once_there_is_room(world: World) -> None:
+    push = pushed(("meta/info.json", FILE), ("data/a", OTHER))
+    why = "because the service cannot write to its disk (the disk is full): try again later"
     world.journal.full = True
-    assert world.refused(ONE).code is ErrorCode.UNAVAILABLE
+    (refused,) = world.upload(OTHER)
+    assert isinstance(refused, Failure)
+    assert (refused.code, refused.message) == (ErrorCode.UNAVAILABLE, f"the blob was not accepted {why}")
+    assert refused.retry_after_ms
+    assert not world.core.may_read("a", OTHER)
+    refused = world.refused(ONE)
+    assert (refused.code, refused.message) == (ErrorCode.UNAVAILABLE, f"data set 'demos' was not accepted {why}")
+    assert refused.retry_after_ms
     world.journal.full = False
     assert world.refused(GetDataset(dataset="demos")).code is ErrorCode.NOT_FOUND
     assert not world.journal.of(DatasetRecord)
+    assert world.upload(OTHER) == [BlobOffset(digest=OTHER, offset=10, complete=True)]
+    assert world.ask(push, DatasetInfo).state == "checking"
 
 
 def test_a_manifest_that_cannot_be_read_makes_the_set_faulty_not_the_master(world: World) -> None:
