@@ -202,9 +202,11 @@ class Test:
         self.log(f"each of the {BURST} evaluations is bit for bit as in calm")
         self.ready({"env": 1})
         logs = self.compose("--profile", "supervisor", "logs", "--no-color", "--no-log-prefix", "health")
-        for line in logs.splitlines():
-            if line.startswith("{") and (said := json.loads(line))["event"] == "scaled":
-                self.log(f"health: {said['group']} {said['before']} → {said['after']}: {said['reason']}")
+        said = [json.loads(line[line.index("{") :]) for line in logs.splitlines() if "{" in line]  # after an escape
+        decisions = [each for each in said if each["event"] == "scaled"]
+        for each in decisions:
+            self.log(f"health: {each['group']} {each['before']} → {each['after']}: {each['reason']}")
+        assert decisions, "it does not say why"
 
     def same(self, what: str, rounds: Rounds, calm: Numbers) -> None:
         """Compare with the run that nothing happened to."""
