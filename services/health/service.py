@@ -26,7 +26,7 @@ from joynexus.scale import Range, group_of, parse_scale
 from joynexus.wire import JoyNexusError, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Register, Supervised, ViewCluster
 from services.health.core import Command, Ended, Event, HealthCore, Kill, Leaves, Scale, Seen, Start, Stop, Tick
-from services.health.scaling import Scaler
+from services.health.scaling import Change, Scaler
 from services.health.supervisor import LocalSupervisor, Supervisor
 
 log = get_logger(__name__)
@@ -154,9 +154,18 @@ class Health:
         rows = self._view.demand if self._view is not None and now - self._seen_at <= OLD_S else None
         looping = {group_of(each.name) for each in self._core.report() if each.state == "crash-loop"}
         for change in self._scaler.decide(wanted, rows, now, looping=looping):
+            if self._view is None:
+                change = self._for_now(change)
+            if change.after == change.before:
+                continue
             log.info("scaled", group=change.group, before=change.before, after=change.after, reason=change.reason)
             self._decisions.append(Decision(at=time.time(), **msgspec.structs.asdict(change)))
             self._happened(Scale(group=change.group, count=change.after))
+
+    def _for_now(self, change: Change) -> Change:
+        """Return what may be done before it is known who leaves already: nobody that runs is told to."""
+        running = sum(bool(each.pid) and group_of(each.name) == change.group for each in self._core.report())
+        return msgspec.structs.replace(change, after=max(change.after, min(change.before, running)))
 
     def _tell(self, view: ClusterView) -> None:
         """Tell the master what health knows, if it knows anything else (it may have been started anew)."""

@@ -20,7 +20,7 @@ from joynexus.wire import Header, Message, Packet
 from joynexus.wire.back import ClusterView, Decision, InstanceRow, Supervised, ViewCluster
 from joynexus.wire.front import RoleStatus
 from services.health import service
-from services.health.core import Ended, HealthCore, Started
+from services.health.core import Adopted, Ended, HealthCore, Started
 from services.health.scaling import Scaler
 from services.health.service import Health
 
@@ -31,7 +31,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.stopped: list[str] = []
-        self.happened: list[Ended] = []
+        self.happened: list[Adopted | Ended] = []
 
     def start(self, name: str) -> Started:
         self.started.append(name)
@@ -40,7 +40,7 @@ class Supervisor:
     def stop(self, name: str) -> None:
         self.stopped.append(name)
 
-    def changes(self) -> list[Ended]:
+    def changes(self) -> list[Adopted | Ended]:
         happened, self.happened = self.happened, []
         return happened
 
@@ -209,4 +209,20 @@ def test_who_was_leaving_when_health_was_killed_goes_on_leaving(clock: Clock) ->
         health.turn()
         clock.now += 1.0
     assert supervisor.stopped == ["env-2"]
+    assert master.told[-1].desired == {"env": 1}
+
+
+def test_nobody_that_runs_is_told_to_leave_before_it_is_known_who_leaves_already(clock: Clock) -> None:
+    master = Master()
+    leaving = InstanceRow(name="env", role="env", state="leaving", pid=1)
+    master.view = msgspec.structs.replace(master.view, instances=(leaving,))
+    plan = dict.fromkeys(("env", "env-2", "env-3", "env-4"), "env")
+    health, supervisor = health_of(plan, master, lambda: {"env": Range(1, 1)})
+    supervisor.happened.append(
+        Adopted(running=tuple(Started(name=name, pid=pid) for pid, name in enumerate(("env", "env-2", "env-3"), 1)))
+    )
+    for _ in range(3):
+        health.turn()
+        clock.now += 1.0
+    assert (supervisor.stopped, supervisor.started) == (["env", "env-3"], [])
     assert master.told[-1].desired == {"env": 1}
