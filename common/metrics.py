@@ -37,6 +37,7 @@ ALERTED = (
     "payload_lost",
     "payload_unread",
     "policy_not_opened",
+    "prices_unreadable",
     "registration_refused",
     "registry_unreadable",
     "replay_differs",
