@@ -37,7 +37,7 @@ def worker_named(word: str, workers: Iterable[Worker], rows: Mapping[str, Instan
         return f"{worker.name} (process {process(worker)[:80]})" if apart else worker.name
 
     able = sorted(workers, key=lambda worker: worker.name)
-    meant = [worker for worker in able if word in (worker.name, worker.register.instance, process(worker))]
+    meant = [worker for worker in able if word and word in (worker.name, worker.register.instance, process(worker))]
     if len(meant) > 1:
         instances = ", ".join(worker.register.instance[:80] for worker in meant if worker.register.instance)
         raise refuse(

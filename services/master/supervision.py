@@ -1,8 +1,8 @@
 """What health knows of processes and of scaling, as it told last; and processes that an operator has end.
 
 In: `Supervised`, the whole picture each time; `DrainWorker`. Out: the same, for views and status; a worker that is told
-to leave. Never: a picture of a health process
-that is not there any more, but to the one that has come in its place: who was to leave goes on leaving.
+to leave. Never: a picture of a health process that is not there any more, except to the one in its place: who was
+to leave goes on leaving.
 """
 
 from __future__ import annotations

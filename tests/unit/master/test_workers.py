@@ -333,10 +333,12 @@ def test_nobody_is_drained_for_somebody_elses_name(world: World) -> None:
     assert roles(world) == {"env-1": "starting", "env-2": "draining", "env-3": "starting"}
 
 
-def test_of_many_workers_some_are_named(world: World) -> None:
+@pytest.mark.parametrize("name", ["trainer-1", ""])
+def test_of_many_workers_some_are_named(world: World, name: str) -> None:
     for _ in range(25):
         FakeEnv(world, new_incarnation(), key=new_incarnation())
-    refused = world.refused(DrainWorker(worker="trainer-1"), operator=True)
+    refused = world.refused(DrainWorker(worker=name), operator=True)
+    assert refused.code is ErrorCode.NOT_FOUND
     assert refused.message.endswith("and 5 more")
 
 
