@@ -29,7 +29,7 @@ class OperatorFile(Generic[T]):
         copies: folder in which the last good copy is kept, under the file's name.
         parse: makes a value of the file's content; ValueError, or one of `UNREADABLE`, if it cannot.
         none: the value without a file.
-        unreadable: called with a sentence when the file cannot be used, once for each state of it.
+        unreadable: called with a sentence when the file cannot be used, once for each state of it and each reason.
 
     Attributes:
         value: what holds.
@@ -43,19 +43,21 @@ class OperatorFile(Generic[T]):
         self._parse = parse
         self._none = none
         self._unreadable = unreadable
-        self._stamp: tuple[int, int, int] | None = None  # None: not looked at yet
+        self._stamp: tuple[int, ...] | None = None  # None: not looked at yet
+        self._why = ""  # it could not be opened, which may end without a trace in the file
         self.value = none
 
     def changed(self) -> bool:
         """Look at the file; return whether `value` may be another now. Costs one `stat` while nothing changes."""
-        first, before = self._stamp is None, self._stamp
+        first, before, why = self._stamp is None, self._stamp, self._why
         try:
             status = os.stat(self._path)
-            self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            self._stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
         except OSError:
-            self._stamp = (0, 0, 0)
-        if self._stamp == before:
+            self._stamp = (0, 0, 0, 0)
+        if self._stamp == before and not why:
             return False
+        self._why = ""
         try:
             content = self._path.read_bytes()
             self.value = self._parse(content)
@@ -63,6 +65,10 @@ class OperatorFile(Generic[T]):
             self.value = self._none
             self._keep(None)
         except (OSError, ValueError, *UNREADABLE) as error:
+            if isinstance(error, OSError):
+                self._why = str(error)
+            if self._stamp == before and self._why == why:
+                return False
             holds = self._recall() if first else "what held before goes on"
             self._unreadable(f"{self._path} cannot be used ({error}): mend or remove it; until then {holds}")
             return first

@@ -84,6 +84,37 @@ def test_a_file_that_cannot_be_opened_is_no_file_that_was_removed(operator: Oper
     assert operator.start().value == SEVEN
 
 
+def test_a_file_that_could_not_be_opened_is_read_once_it_can_be_though_nobody_changed_it(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(error: OSError) -> None:
+        def read(path: Path) -> bytes:
+            raise error
+
+        monkeypatch.setattr(Path, "read_bytes", read)
+
+    operator.path.write_bytes(GOOD)
+    for first in (True, False):
+        if first:
+            refuse(PermissionError(13, "Permission denied"))
+            file = operator.start()
+        else:
+            operator.path.write_bytes(b"{}")
+            refuse(OSError(24, "Too many open files"))
+        assert [file.changed(), file.changed()] == [False, False]
+        assert len(operator.said) == 1, "once, however often it is tried"
+        operator.said.clear()
+        monkeypatch.undo()
+        assert [file.changed(), file.changed()] == [True, False]
+        assert file.value == (SEVEN if first else {})
+    operator.path.write_bytes(DAMAGED)
+    refuse(PermissionError(13, "Permission denied"))
+    assert [file.changed(), file.changed()] == [False, False]
+    monkeypatch.undo()
+    assert [file.changed(), file.changed()] == [False, False]
+    assert len(operator.said) == 2, "it can be opened, and is damaged"
+
+
 def test_a_file_that_is_removed_means_none_and_nothing_of_it_comes_back(operator: Operator) -> None:
     operator.path.write_bytes(GOOD)
     file = operator.start()
