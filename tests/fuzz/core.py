@@ -17,8 +17,8 @@ from joynexus.wire.front import SubmitJob
 from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, KINDS
 from services.master.events import BackMessage, FrontMessage
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
+from tests.unit.master.jobs import sft
 from tests.unit.master.test_datasets import FILE, ONE
-from tests.unit.master.test_jobs import sft
 from tests.unit.master.world import World
 
 _MOST = 12

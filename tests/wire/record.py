@@ -83,7 +83,7 @@ from joynexus.wire.front import (
 from joynexus.wire.hosted import OfferEnvironment, WithdrawEnvironment
 from joynexus.wire.messages import KINDS
 from tests.process.master_process import MasterProcess, Peer
-from tests.unit.master.test_jobs import sft
+from tests.unit.master.jobs import sft
 from tests.unit.master.world import CONTRACT, MANIFEST, STATISTICS
 from tests.wire.conversation import RECORDED, Speaker, Step, kinds
 from tests.wire.samples import sample

@@ -28,7 +28,7 @@ from joynexus.wire.front import (
 )
 from services.master.config import CoreConfig
 from tests.unit.master.actors import FakeEnv, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import sft
+from tests.unit.master.jobs import sft
 from tests.unit.master.world import MANIFEST, World, run
 
 FILE, OTHER = "f" * 64, "e" * 64

@@ -18,7 +18,7 @@ from services.master.config import CoreConfig
 from services.master.make_core import make_core
 from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
+from tests.unit.master.jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import check, rl
 from tests.unit.master.world import FakeWorker, World, run
 

@@ -26,7 +26,7 @@ from joynexus.wire.front import (
 )
 from services.master.config import CoreConfig
 from tests.unit.master.actors import FakeEnv, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
+from tests.unit.master.jobs import Cluster, info, push, sft, submit
 from tests.unit.master.world import SPEC, World
 
 VETO = failure(ErrorCode.NON_FINITE, "the loss is nan")

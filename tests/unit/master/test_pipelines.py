@@ -25,7 +25,7 @@ from joynexus.wire.front import (
     SubmitJob,
 )
 from services.master.plan import compile_evaluation
-from tests.unit.master.test_jobs import Cluster, info, push, sft, submit
+from tests.unit.master.jobs import Cluster, info, push, sft, submit
 from tests.unit.master.test_rl import rl
 from tests.unit.master.world import CONTRACT, World
 

@@ -21,7 +21,7 @@ from common.journal.records import (
     VersionRecord,
     key_of,
 )
-from tests.unit.master.test_jobs import info
+from tests.unit.master.jobs import info
 from tests.unit.master.test_rl_faults import JOBS, Crew, Play
 from tests.unit.master.world import MemoryJournal, World
 

@@ -24,7 +24,7 @@ from joynexus.wire.front import (
 from services.master.config import CoreConfig
 from services.master.plan import compile_rl
 from tests.unit.master.actors import BLOBS, PAGES, FakeEnv, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import Cluster, info, submit
+from tests.unit.master.jobs import Cluster, info, submit
 from tests.unit.master.world import CONTRACT, SPEC, STATISTICS, World, run
 
 PPO = PpoSpec(epochs=2)

@@ -15,7 +15,7 @@ from joynexus.wire.back import Leaving
 from joynexus.wire.front import JobInfo
 from services.master.config import CoreConfig
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
-from tests.unit.master.test_jobs import info, push, sft, submit
+from tests.unit.master.jobs import info, push, sft, submit
 from tests.unit.master.test_rl import check, rl, versions
 from tests.unit.master.world import FakeWorker, World
 

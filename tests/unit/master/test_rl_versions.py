@@ -11,7 +11,7 @@ from joynexus.wire import Array, ErrorCode, Failure, failure
 from joynexus.wire.back import WeightsApplied, WeightsRefused
 from joynexus.wire.front import Act, Actions, GetVersion, SubmitJob, VersionInfo
 from tests.unit.master.actors import FakeEnv, new_incarnation
-from tests.unit.master.test_jobs import Cluster, info, submit
+from tests.unit.master.jobs import Cluster, info, submit
 from tests.unit.master.test_rl import check, policy, rl
 from tests.unit.master.world import World, run
 

@@ -16,8 +16,8 @@ from joynexus.wire.front import BlobBegin, BlobChunk, BlobRead, SubmitJob
 from joynexus.wire.messages import BACK_REQUESTS, FRONT_REQUESTS, Message
 from services.master.commands import Send
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.jobs import sft
 from tests.unit.master.test_datasets import FILE, ONE
-from tests.unit.master.test_jobs import sft
 from tests.unit.master.world import FakeWorker, World
 
 _BLOBS = (BlobBegin, BlobChunk, BlobRead)

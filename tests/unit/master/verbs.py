@@ -52,7 +52,7 @@ from services.master.bulk import BulkService, Question
 from services.master.events import BlobServed, BlobStored, Peer
 from services.master.gate import BlobMessage, Refused, admit
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
-from tests.unit.master.test_jobs import sft
+from tests.unit.master.jobs import sft
 from tests.unit.master.world import CONTRACT, World, run
 
 SOURCE = b"what tenant a recorded"
