@@ -23,7 +23,7 @@ from services.master.commands import Send
 from services.master.config import CoreConfig
 from services.master.events import FrontMessage, LimitsChanged, Tick
 from tests.unit.master.actors import new_incarnation
-from tests.unit.master.test_acting import publish
+from tests.unit.master.acts import publish
 from tests.unit.master.world import FakeWorker, World
 
 Device = Callable[[int], float]

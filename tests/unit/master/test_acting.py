@@ -11,55 +11,23 @@ import pytest
 
 from joynexus.specs import EvaluateDatasetSpec, EvaluateSpec
 from joynexus.wire import Array, ErrorCode, Failure
-from joynexus.wire.back import (
-    EvaluateActions,
-    Leaving,
-    PredictDone,
-    Predicted,
-    PredictGroup,
-    Rollout,
-    WeightsRefused,
-    WorkerAct,
-)
+from joynexus.wire.back import EvaluateActions, Leaving, PredictDone, Predicted, PredictGroup, Rollout, WorkerAct
 from joynexus.wire.errors import failure
 from joynexus.wire.front import (
-    Act,
     Actions,
-    ClusterStatus,
     DatasetInfo,
     Exploration,
     FileEntry,
     GetPolicy,
-    GetUsage,
     JobInfo,
-    OptimStep,
     PolicyInfo,
-    Publish,
     PushDataset,
-    Status,
     SubmitJob,
-    UsageReport,
 )
 from services.master.config import CoreConfig
-from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.actors import FakeEnv, FakeInference, new_incarnation
+from tests.unit.master.acts import ACT, STATE, act, publish
 from tests.unit.master.world import World, run
-
-ACT = Act(policy="p", state=Array(dtype="<f4", shape=(1, 2), frame=0), images=(), instructions=("go",))
-STATE = np.ones((1, 2), np.float32).tobytes()
-
-
-TRAINERS: weakref.WeakKeyDictionary[World, FakeTrainer | None] = weakref.WeakKeyDictionary()
-
-
-def publish(world: World, *, tenant: str = "a", times: int = 1) -> None:
-    lease = world.lease(tenant=tenant)
-    trainer = TRAINERS.setdefault(world, None) or FakeTrainer(world, new_incarnation(), key="trainer")
-    TRAINERS[world] = trainer
-    first = world.ask(GetPolicy(policy="p"), PolicyInfo, tenant=tenant).next_seq
-    for seq in range(first, first + 2 * times, 2):
-        world.tell(OptimStep(policy="p", lease=lease, seq=seq), tenant=tenant)
-        world.tell(Publish(policy="p", lease=lease, seq=seq + 1), tenant=tenant)
-    run(trainer)
 
 
 @pytest.fixture
@@ -67,10 +35,6 @@ def world() -> World:
     world = World()
     world.create()
     return world
-
-
-def act(world: World, **how: object) -> str:
-    return world.tell(msgspec.structs.replace(ACT, **how), buffers=(STATE,))
 
 
 def test_an_act_reaches_the_worker_as_it_came_and_its_answer_the_asker(world: World) -> None:
@@ -144,54 +108,6 @@ def test_what_was_drawn_comes_back_to_whoever_asked_with_its_own_arrays(world: W
         assert drawn is not None
         frames = [answer.actions.frame, drawn.sample.frame, drawn.log_prob.frame, drawn.value.frame]
         assert [send.buffers[frame] for frame in frames] == [bytes([4 * index + at]) for at in (2, 0, 3, 1)]
-
-
-def test_nothing_published_is_said_with_what_to_do(world: World) -> None:
-    (refused,) = world.answers(act(world))
-    assert isinstance(refused, Failure)
-    assert refused.code is ErrorCode.NOT_FOUND
-    assert "publish one first" in refused.message
-
-
-def test_version_0_is_the_newest_in_service_and_not_one_that_is_still_loading(world: World) -> None:
-    publish(world)
-    worker = FakeInference(world, new_incarnation())
-    run(worker)
-    worker.applies = False
-    publish(world)
-    run(worker)
-    act(world)
-    run(worker)
-    assert worker.groups[-1].items[0].version == 1
-    act(world, version=2)
-    run(worker)
-    assert worker.groups[-1].items[0].version == 2
-
-
-def test_a_refused_version_never_serves_and_the_older_one_keeps_serving(world: World) -> None:
-    publish(world)
-    worker = FakeInference(world, new_incarnation())
-    worker.applies = False
-    run(worker)
-    publish(world)
-    error = failure(ErrorCode.NON_FINITE, "weight 'head.0' holds NaN")
-    world.say(worker.peer, WeightsRefused(tenant="a", policy="p", version=2, error=error))
-    act(world)
-    run(worker)
-    assert worker.groups[-1].items[0].version == 1
-    world.crash()
-    (refused,) = world.answers(act(world, version=2))
-    assert isinstance(refused, Failure)
-    assert "holds NaN" in refused.message
-
-
-def test_every_new_version_is_offered_to_every_worker_of_its_backbone(world: World) -> None:
-    workers = [FakeInference(world, new_incarnation(), key=str(index)) for index in range(2)]
-    other = FakeInference(world, new_incarnation(), key="other", backbone_name="qwen")
-    publish(world)
-    run(*workers, other)
-    assert [[offer.version for offer in worker.offers] for worker in workers] == [[1], [1]]
-    assert not other.offers
 
 
 def test_a_contract_that_differs_is_refused(world: World) -> None:
@@ -380,36 +296,6 @@ def test_an_error_of_one_item_is_its_own(world: World) -> None:
     assert isinstance(world.answers(second)[0], Actions)
 
 
-def test_tenants_see_their_own_use_and_operators_that_of_all(world: World) -> None:
-    world.create("theirs", tenant="b")
-    lease = world.lease("theirs", tenant="b")
-    publish(world)
-    world.tell(OptimStep(policy="theirs", lease=lease, seq=1), tenant="b")
-    run(TRAINERS[world])
-
-    def seen(**how: object) -> set[tuple[str, str]]:
-        return {(line.tenant, line.policy) for line in world.ask(GetUsage(), UsageReport, **how).lines if line.policy}
-
-    assert seen(tenant="a") == {("a", "p")}
-    assert seen(tenant="b") == {("b", "theirs")}
-    assert seen(tenant="c", operator=True) == {("a", "p"), ("b", "theirs")}
-
-
-def test_use_of_inference_is_metered_by_policy(world: World) -> None:
-    publish(world)
-    worker = FakeInference(world, new_incarnation())
-    for _ in range(3):
-        act(world)
-        run(worker)
-    (line,) = [line for line in world.ask(GetUsage(), UsageReport).lines if line.policy == "p"]
-    assert line.inference_s == pytest.approx(0.003)
-    assert line.bytes_in > 3 * len(STATE)
-    world.wait(2)
-    world.crash()
-    (again,) = [line for line in world.ask(GetUsage(), UsageReport).lines if line.policy == "p"]
-    assert again.inference_s == line.inference_s
-
-
 # Rollouts ask through their task
 
 
@@ -468,133 +354,3 @@ def test_pictures_of_a_data_set_carry_its_feature_scope_and_others_none(world: W
     act(world)
     run(worker)
     assert [item.feature_scope for group in worker.groups for item in group.items] == [scope, ""]
-
-
-# One bad request among many tenants
-
-
-TENANTS = [f"t{index}" for index in range(8)]
-
-
-@pytest.fixture
-def tenants() -> World:
-    world = World()
-    for tenant in TENANTS:
-        world.create(tenant=tenant)
-        publish(world, tenant=tenant)
-    return world
-
-
-def test_of_eight_tenants_only_the_one_whose_request_kills_workers_is_set_aside(tenants: World) -> None:
-    deadly = b"\xff" * 8
-    ids = {
-        tenant: tenants.tell(ACT, tenant=tenant, buffers=(deadly if tenant == "t3" else STATE,), deadline_ms=90_000)
-        for tenant in TENANTS
-    }
-    for life in range(1 + CoreConfig().kills):
-        worker = FakeInference(tenants, new_incarnation(), key=f"life{life}")
-        worker.killed_by = deadly
-        run(worker)
-        tenants.wait(8)
-    answers = {tenant: tenants.answers(id)[0] for tenant, id in ids.items()}
-    assert answers.pop("t3").code is ErrorCode.POISON  # type: ignore[attr-defined]
-    assert all(isinstance(answer, Actions) for answer in answers.values())
-
-
-def test_a_request_that_is_answered_with_an_error_costs_others_of_its_group_nothing(tenants: World) -> None:
-    ids = [tenants.tell(ACT, tenant=tenant, buffers=(STATE,)) for tenant in TENANTS]
-    worker = FakeInference(tenants, new_incarnation())
-    (group,) = [send.message for send in worker.inbox if isinstance(send.message, PredictGroup)]
-    error = failure(ErrorCode.INVALID, "state has 2 values, the policy expects 3")
-    bad = next(item.request for item in group.items if item.tenant == "t3")
-    items = tuple(
-        Predicted(request=item.request, error=error)
-        if item.request == bad
-        else Predicted(request=item.request, version=1, rows=1, actions=Array(dtype="<f4", shape=(1,), frame=0))
-        for item in group.items
-    )
-    tenants.say(worker.peer, PredictDone(task=group.task, attempt=1, items=items), buffers=(b"1234",))
-    for tenant, id in zip(TENANTS, ids, strict=True):
-        (answer,) = tenants.answers(id)
-        assert answer == error if tenant == "t3" else isinstance(answer, Actions)
-
-
-def test_each_is_charged_its_own_share_and_the_estimate_is_trued_up(tenants: World) -> None:
-    for tenant in TENANTS[:2]:
-        tenants.tell(ACT, tenant=tenant, buffers=(STATE,))
-    worker = FakeInference(tenants, new_incarnation())
-    (group,) = [send.message for send in worker.inbox if isinstance(send.message, PredictGroup)]
-    items = tuple(
-        Predicted(request=item.request, version=1, rows=1, busy_s=3.0 if item.tenant == "t0" else 1.0,
-                  actions=Array(dtype="<f4", shape=(1,), frame=0))
-        for item in group.items
-    )  # fmt: skip
-    tenants.say(worker.peer, PredictDone(task=group.task, attempt=1, items=items), buffers=(b"1234",))
-    for tenant in TENANTS[:2]:
-        tenants.tell(ACT, tenant=tenant, buffers=(STATE,))
-    lanes = tenants.ask(Status(), ClusterStatus, operator=True).lanes
-    used = {lane.tenant: lane.used_s for lane in lanes if lane.queue == "inference"}
-    assert used["t0"] - used["t1"] == pytest.approx(2.0, abs=0.5)
-
-
-def test_a_tenant_sees_its_own_lanes_alone_also_among_many(tenants: World) -> None:
-    for tenant in TENANTS:
-        for _ in range(3):
-            tenants.tell(ACT, tenant=tenant, buffers=(STATE,), peer=tenants.new_peer("front"))
-    tenants.wait(2)
-    (lane,) = tenants.ask(Status(), ClusterStatus, tenant="t3").lanes
-    assert (lane.queue, lane.tenant, lane.waiting, lane.running) == ("inference", "t3", 3, 0)
-    assert lane.oldest_s == pytest.approx(2.0)
-    everything = tenants.ask(Status(), ClusterStatus, operator=True).lanes
-    assert [lane.tenant for lane in everything] == TENANTS
-
-
-# Versions in service
-
-
-def test_the_newest_version_serves_after_its_only_worker_died_before_it_had_loaded_it(world: World) -> None:
-    first = FakeInference(world, new_incarnation(), key="first")
-    publish(world)
-    run(first)
-    first.applies = False
-    publish(world)
-    run(first)
-    first.die()
-    world.wait(8)
-    second = FakeInference(world, new_incarnation(), key="second")
-    assert [offer.version for offer in (send.message for send in second.inbox)] == [2]  # type: ignore[attr-defined]
-    act(world)
-    run(second)
-    assert second.groups[-1].items[0].version == 2
-
-
-def test_what_was_published_while_nobody_served_it_is_offered_once_and_only_the_newest(world: World) -> None:
-    publish(world, times=5)
-    worker = FakeInference(world, new_incarnation())
-    run(worker)
-    assert [offer.version for offer in worker.offers] == [5]
-    again = FakeInference(world, new_incarnation(), key="again")
-    assert not again.inbox
-
-
-def test_a_hundred_publications_leave_one_version_in_service(world: World) -> None:
-    worker = FakeInference(world, new_incarnation())
-    for _ in range(100):
-        publish(world)
-        run(worker)
-    assert world.ask(Status(), ClusterStatus).versions_in_service == 1
-    act(world)
-    run(worker)
-    assert worker.groups[-1].items[0].version == 100
-
-
-def test_an_old_version_that_one_worker_cannot_load_any_more_is_not_refused(world: World) -> None:
-    first, second = (FakeInference(world, new_incarnation(), key=str(index)) for index in range(2))
-    second.applies = False
-    publish(world)
-    run(first, second)
-    error = failure(ErrorCode.BAD_DATA, "its disk is broken")
-    world.say(second.peer, WeightsRefused(tenant="a", policy="p", version=1, error=error))
-    act(world, version=1)
-    run(first)
-    assert first.groups[-1].items[0].version == 1

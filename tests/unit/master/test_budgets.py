@@ -28,8 +28,8 @@ from services.master.calendar import end_of_month
 from services.master.config import CoreConfig
 from services.master.events import LimitsChanged, PricesChanged
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
+from tests.unit.master.acts import ACT
 from tests.unit.master.jobs import FILE, Cluster, evaluation, info, push, sft, submit
-from tests.unit.master.test_acting import ACT
 from tests.unit.master.test_rl import rl
 from tests.unit.master.world import World
 

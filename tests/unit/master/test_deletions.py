@@ -37,8 +37,8 @@ from joynexus.wire.front import (
 )
 from services.master.core import MasterCore
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_acting import ACT, STATE
 from tests.unit.master.world import FakeWorker, MemoryJournal, World, run
 
 GONE = DeletePolicy(policy="p")

@@ -16,8 +16,8 @@ from joynexus.wire.back import Rollout, RolloutDone
 from joynexus.wire.front import CancelJob, ClusterStatus, Done, JobInfo, Status, SubmitJob
 from joynexus.wire.hosted import EnvironmentOffered, HostDone, PulledWork, PullWork, WithdrawEnvironment
 from tests.unit.master.actors import FakeEnv, FakeInference, new_incarnation
+from tests.unit.master.acts import publish
 from tests.unit.master.hosts import CONFIG, FakeHost, evaluate, info, one_page, solved
-from tests.unit.master.test_acting import publish
 from tests.unit.master.world import World, run
 
 

@@ -13,8 +13,8 @@ from joynexus.wire.hosted import EnvironmentOffered, HostAct, HostDone, Withdraw
 from services.master.config import CoreConfig
 from services.master.tasks import Task, simulator_need
 from tests.unit.master.actors import FakeInference, new_incarnation
+from tests.unit.master.acts import publish
 from tests.unit.master.hosts import CONFIG, FakeHost, evaluate, info, one_page, solved
-from tests.unit.master.test_acting import publish
 from tests.unit.master.world import CONTRACT, STATISTICS, World, run
 
 

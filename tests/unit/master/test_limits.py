@@ -35,7 +35,7 @@ from services.master.config import CoreConfig
 from services.master.events import LimitsChanged
 from services.master.limits import Pace
 from tests.unit.master.actors import FakeInference, FakeTrainer, new_incarnation
-from tests.unit.master.test_acting import publish
+from tests.unit.master.acts import publish
 from tests.unit.master.world import SPEC, World, run
 
 ACT = Act(policy="p", state=Array(dtype="<f4", shape=(1, 2), frame=0), images=(), instructions=("go",))

@@ -22,8 +22,8 @@ from joynexus.wire.messages import BACK_REQUESTS
 from services.master.commands import Send
 from services.master.events import Peer
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
+from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_acting import ACT, STATE
 from tests.unit.master.test_rl import rl
 from tests.unit.master.test_verbs_garbage import GARBAGE, strings
 from tests.unit.master.test_verbs_repeated import USE

@@ -22,8 +22,8 @@ from joynexus.wire.front import (
 from services.master.metering import Account
 from services.master.view import EVERY_S, SHOWN, Views, _Progress
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
+from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_acting import ACT, STATE
 from tests.unit.master.test_rl import rl
 from tests.unit.master.world import FakeWorker, World, run
 

@@ -9,7 +9,7 @@ import pytest
 from joynexus.wire.front import FileEntry, OptimStep, PushDataset
 from services.master.commands import Command, Waited
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
-from tests.unit.master.test_acting import ACT, STATE, publish
+from tests.unit.master.acts import ACT, STATE, publish
 from tests.unit.master.world import World, run
 
 
