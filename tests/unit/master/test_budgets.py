@@ -30,7 +30,7 @@ from services.master.events import LimitsChanged, PricesChanged
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
 from tests.unit.master.acts import ACT
 from tests.unit.master.jobs import FILE, Cluster, evaluation, info, push, sft, submit
-from tests.unit.master.test_rl import rl
+from tests.unit.master.rl import rl
 from tests.unit.master.world import World
 
 PRICES = Prices(currency="EUR", trainer_s=Decimal(1), inference_s=Decimal(1), env_s=Decimal(1))

@@ -19,7 +19,7 @@ from services.master.make_core import make_core
 from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.jobs import Cluster, info, push, sft, submit
-from tests.unit.master.test_rl import check, rl
+from tests.unit.master.rl import check, rl
 from tests.unit.master.world import FakeWorker, World, run
 
 REACH, PUSH = "metaworld/reach-v3", "metaworld/push-v3"

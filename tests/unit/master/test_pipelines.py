@@ -26,7 +26,7 @@ from joynexus.wire.front import (
 )
 from services.master.plan import compile_evaluation
 from tests.unit.master.jobs import Cluster, info, push, sft, submit
-from tests.unit.master.test_rl import rl
+from tests.unit.master.rl import rl
 from tests.unit.master.world import CONTRACT, World
 
 EVALUATE = EvaluateSpec(policy="p", env="metaworld/reach-v3", episodes=4)

@@ -16,7 +16,7 @@ from joynexus.wire.front import JobInfo
 from services.master.config import CoreConfig
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.jobs import info, push, sft, submit
-from tests.unit.master.test_rl import check, rl, versions
+from tests.unit.master.rl import check, rl, versions
 from tests.unit.master.world import FakeWorker, World
 
 CONFIG = CoreConfig(kills=10_000, kept_replies=4, rollout_episodes=4)

@@ -12,7 +12,7 @@ from joynexus.wire.back import WeightsApplied, WeightsRefused
 from joynexus.wire.front import Act, Actions, GetVersion, SubmitJob, VersionInfo
 from tests.unit.master.actors import FakeEnv, new_incarnation
 from tests.unit.master.jobs import Cluster, info, submit
-from tests.unit.master.test_rl import check, policy, rl
+from tests.unit.master.rl import check, policy, rl
 from tests.unit.master.world import World, run
 
 

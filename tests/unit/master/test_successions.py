@@ -8,7 +8,7 @@ from joynexus.specs import PipelineSpec, PolicySpec, RlPolicy, SftPolicy
 from joynexus.wire import ErrorCode
 from joynexus.wire.front import CancelJob, GetPolicy, JobInfo, PolicyInfo, SubmitJob
 from tests.unit.master.jobs import Cluster, info, push, sft, submit
-from tests.unit.master.test_rl import rl
+from tests.unit.master.rl import rl
 from tests.unit.master.world import World
 
 TINY = SftPolicy(backbone="tiny", chunk=2)

@@ -24,7 +24,7 @@ from services.master.events import Peer
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer
 from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_rl import rl
+from tests.unit.master.rl import rl
 from tests.unit.master.test_verbs_garbage import GARBAGE, strings
 from tests.unit.master.test_verbs_repeated import USE
 from tests.unit.master.verbs import SOURCE, Scene, digest_of, plain

@@ -24,7 +24,7 @@ from services.master.view import EVERY_S, SHOWN, Views, _Progress
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_rl import rl
+from tests.unit.master.rl import rl
 from tests.unit.master.world import FakeWorker, World, run
 
 EVAL = EvaluateSpec(policy="p", env="metaworld/reach-v3", episodes=4)
