@@ -1,4 +1,4 @@
-"""RL jobs in which something goes wrong: they go on without it, wait, or end with the reason; or are refused at once."""
+"""RL jobs in which something goes wrong: they go on without it, wait, or end with the reason; or are refused."""
 
 from __future__ import annotations
 
