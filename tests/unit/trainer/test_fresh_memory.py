@@ -17,7 +17,7 @@ from torch import Tensor
 
 from joynexus.specs import CriticSpec, ExplorationSpec, OptimizerSpec, PolicySpec
 from joynexus.wire.back import RlBegin
-from tests.unit.trainer.test_engine import plain_loop
+from tests.unit.trainer.plain import plain_loop
 from tests.unit.workers import Arrays, Bench, Group, opening, spec
 
 SENTINEL = 7531.75

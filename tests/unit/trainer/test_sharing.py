@@ -13,7 +13,7 @@ from joynexus.vla.feature import LAST
 from joynexus.vla.policy import Policy
 from joynexus.wire import ErrorCode
 from joynexus.wire.back import SlotFailed
-from tests.unit.trainer.test_engine import plain_loop
+from tests.unit.trainer.plain import plain_loop
 from tests.unit.workers import WRECK, Arrays, Bench, Group, MemoryStore, opening, small_dataset, spec
 
 

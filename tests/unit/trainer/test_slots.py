@@ -13,7 +13,7 @@ import torch
 from common.blobs import digest_file
 from joynexus.wire import ErrorCode
 from joynexus.wire.back import SlotFailed, TrainDone
-from tests.unit.trainer.test_engine import plain_loop
+from tests.unit.trainer.plain import plain_loop
 from tests.unit.workers import Arrays, Bench, Group, opening, spec
 
 
