@@ -29,6 +29,8 @@ from joynexus.scale import instance_name, parse_scale
 from joynexus.wire import JoyNexusError
 
 DOWN_S = 45.0
+_NOT_WAITED_FOR = ("running", "leaving")
+"""States of what is up, and of what may take half an hour to go: nothing more is expected of either."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ def _wait_until_up(
             if looping:
                 first = looping[0]
                 raise ValueError(f"{first.name} cannot be started: {first.reason} (see {cluster.log_file(first.name)})")
-            if all(instance.state == "running" for instance in report.instances):
+            if all(instance.state in _NOT_WAITED_FOR for instance in report.instances):
                 break
         if time.monotonic() > deadline:
             missing = "health said nothing" if report is None else _missing(report)
@@ -306,7 +308,7 @@ def _wait_until_up(
 
 
 def _missing(report: HealthReport) -> str:
-    missing = [instance for instance in report.instances if instance.state != "running"]
+    missing = [instance for instance in report.instances if instance.state not in _NOT_WAITED_FOR]
     return ", ".join(f"{i.name} ({i.state}{': ' * bool(i.reason)}{i.reason})" for i in missing)
 
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from joynexus import launch
-from joynexus.local import ClusterPlan, LocalCluster, ProcessRecord, RolePlan
+from joynexus.local import ClusterPlan, HealthReport, InstanceHealth, LocalCluster, ProcessRecord, RolePlan
 from joynexus.scale import Range
 from services.health.core import Ended
 from services.health.supervisor import LocalSupervisor
@@ -261,3 +262,21 @@ def test_limits_that_cannot_be_read_are_refused_with_the_way_out(cluster: LocalC
     cluster.scale_file.unlink()
     cluster.save_scale({"env": Range(1, 4)})
     assert cluster.load_scale() == {"env": Range(1, 4)}
+
+
+def test_up_does_not_wait_for_who_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that health tells to leave may have half an hour of work to finish."""
+    cluster = LocalCluster(tmp_path)
+    cluster.run.mkdir()
+
+    def taking_over(*_: object) -> MagicMock:
+        states = {"master": "running", "env": "running", "env-2": "leaving"}
+        instances = (InstanceHealth(name=name, role=name, state=state, pid=1) for name, state in states.items())
+        cluster.save_health(HealthReport(pid=1, instances=tuple(instances)))
+        return MagicMock(**{"poll.return_value": None})
+
+    monkeypatch.setattr(launch, "start_health", taking_over)
+    monkeypatch.setattr(launch, "connect", MagicMock())
+    said: list[str] = []
+    launch.up(tmp_path, launch.Options(timeout_s=0.5), said.append)
+    assert said[-1] == "master ready  env ready  env-2 leaving"
