@@ -29,7 +29,7 @@ from joynexus.wire.front import (
 from joynexus.wire.messages import Message
 from services.master.config import CoreConfig
 from tests.unit.master.actors import BLOBS, FakeTrainer, Weights, apply, new_incarnation
-from tests.unit.master.test_ops import BUFFERS, forward
+from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.world import World, run
 
 CONFIG = CoreConfig(

@@ -17,7 +17,7 @@ from services.master.commands import Send
 from services.master.config import CoreConfig
 from services.master.events import LimitsChanged
 from tests.unit.master.actors import FakeTrainer, new_incarnation
-from tests.unit.master.test_ops import BUFFERS, forward
+from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.test_training_queue import EVERY_STEP, items, steps
 from tests.unit.master.world import World, run
 

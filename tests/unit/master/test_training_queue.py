@@ -14,7 +14,7 @@ from joynexus.wire.errors import ErrorCode, failure
 from joynexus.wire.front import Accepted, GetPolicy, OpResult, OptimStep, PolicyInfo, Publish, SaveState
 from services.master.config import CoreConfig
 from tests.unit.master.actors import FakeTrainer, Weights, new_incarnation
-from tests.unit.master.test_ops import BUFFERS, forward
+from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.world import SPEC, World, run
 
 EVERY_STEP = CoreConfig(checkpoint_steps=1)

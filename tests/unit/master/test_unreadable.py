@@ -16,8 +16,8 @@ from joynexus.wire.front import Accepted, DatasetInfo, OpResult, OptimStep
 from services.master.config import CoreConfig
 from services.master.sources import ShellSources
 from tests.unit.master.actors import FakeEnv, FakeTrainer, new_incarnation
+from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.test_datasets import FILE, ONE, get
-from tests.unit.master.test_ops import BUFFERS, forward
 from tests.unit.master.world import World, run
 
 

@@ -21,7 +21,7 @@ from joynexus.wire import Buffer, Failure, Message, back, front, hosted
 from joynexus.wire.messages import FRONT_REQUESTS
 from tests.unit.master.acts import ACT, STATE
 from tests.unit.master.jobs import sft
-from tests.unit.master.test_ops import BUFFERS, SAMPLES
+from tests.unit.master.ops import BUFFERS, SAMPLES
 from tests.unit.master.verbs import PAYLOAD, SOURCE, UNFINISHED, Scene, plain
 from tests.unit.master.world import CONTRACT, SPEC
 

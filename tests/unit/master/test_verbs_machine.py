@@ -40,7 +40,7 @@ from services.master.events import Peer
 from services.master.events import Tick as MasterTick
 from services.master.gate import BlobMessage, Refused, admit
 from tests.unit.master.actors import FakeTrainer, Weights, apply, new_incarnation
-from tests.unit.master.test_ops import BUFFERS, SAMPLES
+from tests.unit.master.ops import BUFFERS, SAMPLES
 from tests.unit.master.world import MemoryJournal, World
 
 CONFIG = CoreConfig(

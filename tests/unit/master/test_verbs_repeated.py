@@ -20,7 +20,7 @@ from joynexus.wire.front import FileEntry
 from joynexus.wire.messages import FRONT_REQUESTS
 from tests.unit.master.actors import FakeTrainer
 from tests.unit.master.acts import ACT, STATE
-from tests.unit.master.test_ops import BUFFERS, SAMPLES
+from tests.unit.master.ops import BUFFERS, SAMPLES
 from tests.unit.master.verbs import SOURCE, Scene, digest_of, plain
 from tests.unit.master.world import CONTRACT, SPEC
 
