@@ -18,9 +18,9 @@ from services.master.config import CoreConfig
 from services.master.metering import Account
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.jobs import Cluster, evaluation, info, push, sft, submit
+from tests.unit.master.queued import steps
 from tests.unit.master.rl import rl
 from tests.unit.master.test_rl_faults import CONFIG, Crew
-from tests.unit.master.test_training_queue import steps
 from tests.unit.master.world import FakeWorker, World, run
 
 HOUR = 3600.0

@@ -15,7 +15,7 @@ from services.master.placement import Place, Smoothed, best_mover, choose, lopsi
 from tests.unit.master.actors import FakeEnv, FakeInference, FakeTrainer, new_incarnation
 from tests.unit.master.jobs import info, push, sft, submit
 from tests.unit.master.ops import BUFFERS, forward
-from tests.unit.master.test_training_queue import items, steps
+from tests.unit.master.queued import items, steps
 from tests.unit.master.world import SPEC, World, run
 
 OPS = 40

@@ -18,7 +18,7 @@ from services.master.config import CoreConfig
 from services.master.events import LimitsChanged
 from tests.unit.master.actors import FakeTrainer, new_incarnation
 from tests.unit.master.ops import BUFFERS, forward
-from tests.unit.master.test_training_queue import EVERY_STEP, items, steps
+from tests.unit.master.queued import EVERY_STEP, items, steps
 from tests.unit.master.world import World, run
 
 OP_S = 0.01
