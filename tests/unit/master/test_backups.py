@@ -24,11 +24,6 @@ from tests.unit.master.world import SPEC, World
 BLOB = blake3.blake3(b"nobody refers to this").hexdigest()
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def begin(world: World, ttl_s: float = 60.0) -> str:
     return world.ask(BackupBegin(ttl_s=ttl_s), BackupTicket, operator=True).ticket
 

@@ -29,11 +29,6 @@ from tests.unit.master.jobs import Cluster, evaluated, evaluation, info, sft, su
 from tests.unit.master.world import World
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_an_evaluation_counts_each_seed_once_and_gives_its_interval(world: World) -> None:
     cluster = Cluster(world)
     evaluated(world, cluster)

@@ -16,12 +16,6 @@ from services.master.plan import compile_evaluation, compile_training, summarize
 from tests.unit.master.jobs import Cluster, evaluated, evaluation, info, push, sft, submit
 from tests.unit.master.world import World
 
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 # Submission
 
 

@@ -12,11 +12,6 @@ from tests.unit.master.registered import ask_step, registered, roles
 from tests.unit.master.world import FakeWorker, World, run
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_a_worker_that_left_in_order_is_no_lost_one_and_the_next_with_its_name_no_restart_of_it(world: World) -> None:
     stays, goes = (FakeEnv(world, new_incarnation(), key=key) for key in ("stays", "goes"))
     world.say(goes.peer, Leaving())

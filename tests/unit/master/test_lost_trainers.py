@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from common.journal.records import UsageRecord
 from joynexus.wire.back import Leaving, TrainGroup
@@ -14,18 +13,6 @@ from tests.unit.master.actors import FakeTrainer, Weights, new_incarnation
 from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.queued import items, steps, waiting_groups
 from tests.unit.master.world import World, run
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def lease(world: World) -> str:
-    world.create()
-    return world.lease()
-
 
 # Loss
 

@@ -26,18 +26,6 @@ from tests.unit.master.actors import FakeTrainer, new_incarnation
 from tests.unit.master.ops import BUFFERS, SAMPLES, forward, kinds
 from tests.unit.master.world import World, run
 
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def lease(world: World) -> str:
-    world.create()
-    return world.lease()
-
-
 # Acknowledgement
 
 

@@ -13,17 +13,6 @@ from tests.unit.master.ops import BUFFERS, forward, kinds
 from tests.unit.master.world import World, run
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def lease(world: World) -> str:
-    world.create()
-    return world.lease()
-
-
 def test_retry_after_lost_reply_applies_once(world: World, lease: str) -> None:
     trainer = FakeTrainer(world, new_incarnation())
     world.tell(forward(lease, 1), buffers=BUFFERS)

@@ -32,11 +32,6 @@ from tests.unit.master.world import SPEC, World
 VETO = failure(ErrorCode.NON_FINITE, "the loss is nan")
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def parked(world: World, cluster: Cluster) -> JobInfo:
     """Train until three steps in a row were vetoed: the ops 41 to 43."""
     cluster.trainer.errors = dict.fromkeys((7, 41, 42, 43), VETO)

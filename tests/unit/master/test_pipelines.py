@@ -37,11 +37,6 @@ def pipeline(*stages: object) -> PipelineSpec:
     return PipelineSpec(policy="p", stages=stages or (STEPS, rl(updates=2), EVALUATE))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_stages_run_one_after_another_each_on_what_the_one_before_it_made(world: World) -> None:
     cluster = Cluster(world)
     push(world)

@@ -58,11 +58,6 @@ def check(world: World, *trainers: FakeTrainer, replays: bool = False) -> None:
         assert not any(item.replay for trainer in trainers for item in items(trainer))
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 # The choice
 
 

@@ -32,11 +32,6 @@ from joynexus.wire.front import (
 from tests.unit.master.world import CONTRACT, SPEC, STATISTICS, World
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_hello_says_who_you_are_and_the_limits(world: World) -> None:
     welcome = world.ask(Hello(protocol_min=1, protocol_max=99, client="test"), Welcome, tenant="b", operator=True)
     assert (welcome.tenant, welcome.protocol, welcome.operator) == ("b", limits.PROTOCOL, True)

@@ -42,11 +42,6 @@ STRANGERS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def speak(monkeypatch: pytest.MonkeyPatch, protocols: tuple[int, int]) -> None:
     """Have the service speak these."""
     monkeypatch.setattr(limits, "PROTOCOL_MIN", protocols[0])

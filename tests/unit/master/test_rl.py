@@ -16,12 +16,6 @@ from tests.unit.master.jobs import Cluster, info, submit
 from tests.unit.master.rl import check, items, policy, rl, rollouts, versions
 from tests.unit.master.world import CONTRACT, SPEC, STATISTICS, World, run
 
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 # The loop
 
 

@@ -17,12 +17,6 @@ from tests.unit.master.jobs import Cluster, info, submit
 from tests.unit.master.rl import policy, rl, trained
 from tests.unit.master.world import SPEC, World, run
 
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 # What goes wrong
 
 

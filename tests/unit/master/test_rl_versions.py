@@ -16,11 +16,6 @@ from tests.unit.master.rl import check, policy, rl
 from tests.unit.master.world import World, run
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def until_published(world: World, cluster: Cluster, version: int) -> None:
     """Let everybody work until a trainer is about to be given the publication of a version."""
     while not any(

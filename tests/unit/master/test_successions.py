@@ -15,11 +15,6 @@ TINY = SftPolicy(backbone="tiny", chunk=2)
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def cluster(world: World) -> Cluster:
     """A cluster whose only backbone is not the default one."""
     return Cluster(world, backbone="tiny")

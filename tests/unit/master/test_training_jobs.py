@@ -28,11 +28,6 @@ from tests.unit.master.jobs import Cluster, evaluation, info, push, sft, submit
 from tests.unit.master.world import MANIFEST, SPEC, World, run
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_an_sft_job_creates_trains_publishes_and_serves_its_policy(world: World) -> None:
     cluster = Cluster(world)
     push(world)

@@ -17,18 +17,6 @@ from tests.unit.master.ops import BUFFERS, forward
 from tests.unit.master.queued import EVERY_STEP, items, steps, waiting_groups
 from tests.unit.master.world import SPEC, World, run
 
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def lease(world: World) -> str:
-    world.create()
-    return world.lease()
-
-
 # Order and groups
 
 

@@ -21,11 +21,6 @@ EVAL = EvaluateSpec(policy="p", env="metaworld/reach-v3", episodes=4)
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def dashboard(world: World) -> Desk:
     return desk(world, "dashboard", detail={"url": "http://127.0.0.1:5714"})
 

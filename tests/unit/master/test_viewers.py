@@ -11,11 +11,6 @@ from tests.unit.master.world import World
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def dashboard(world: World) -> Desk:
     return desk(world, "dashboard", detail={"url": "http://127.0.0.1:5714"})
 

@@ -12,11 +12,6 @@ from tests.unit.master.registered import ask_step, registered, roles
 from tests.unit.master.world import FakeWorker, World, run
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def test_workers_are_named_by_role(world: World) -> None:
     workers = [FakeEnv(world, new_incarnation(), key=str(index)) for index in range(2)]
     trainer = FakeTrainer(world, new_incarnation(), key="t")
