@@ -2,7 +2,7 @@
 
 Files that take long come first, so that no worker has one left when the others are done. A test's deadline interrupts
 it once: what hangs after that (a fixture that waits for a thread that has failed) ends with the process that runs it,
-whose threads are shown; with several processes the test is named, not tried again by the next one, and the others go on.
+whose threads are shown; with several processes the test is named, the next one does not try it again, and others go on.
 """
 
 from __future__ import annotations
