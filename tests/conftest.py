@@ -39,7 +39,9 @@ def _begun(item: pytest.Item) -> Path:
 
 def _ends(item: pytest.Item) -> Generator[None, object, object]:
     mark = item.get_closest_marker("timeout")
-    seconds = float(mark.args[0] if mark else item.config.getini("timeout"))
+    seconds = float(mark.args[0] if mark else item.config.getini("timeout") or 0)
+    if not seconds or item.config.getoption("usepdb"):
+        return (yield)
     faulthandler.dump_traceback_later(_GRACE * seconds, exit=True, file=item.config.stash[_stderr])
     try:
         return (yield)
