@@ -97,6 +97,6 @@ def test_what_hangs_after_its_deadline_ends_and_is_named(
     shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path / "tests")
     assert run("unit", HANGS) == 1
     said = capfd.readouterr()
-    assert said.out.count("crashed while running 'tests/unit/test_it.py::test_hangs'") == 1
+    assert "crashed while running 'tests/unit/test_it.py::test_hangs'" in said.out
     assert ", 1 passed, 1 error in " in said.out, "the others of its file go on"
-    assert "in never" in said.err
+    assert said.err.count("in never") == 1, "it is not tried again"
