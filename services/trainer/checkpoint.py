@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -26,6 +26,7 @@ from joynexus.unreadable import UNREADABLE
 
 FORMAT = "joynexus-checkpoint-1"
 _KEY = "joynexus"
+_Length = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in the file's header; `layout` has type and shape of each tensor by name."""
 
     meta: CheckpointMeta
-    layout: dict[str, tuple[str, tuple[int, ...]]]
+    layout: dict[str, tuple[str, tuple[_Length, ...]]]
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], meta: CheckpointMeta) -> None:
@@ -98,7 +99,7 @@ def read_checkpoint(path: Path, digest: str) -> tuple[dict[str, Tensor], Checkpo
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
-            flat = {kind: file.get_tensor(kind) for kind in file.keys()}  # noqa: SIM118 - it is no dict
+            flat = {kind: file.get_tensor(kind).reshape(-1) for kind in file.keys()}  # noqa: SIM118 - it is no dict
         if text is None:
             raise ValueError(f"blob {digest} is no checkpoint: open the policy from one")
         header = msgspec.json.decode(text, type=_Header)
@@ -118,6 +119,8 @@ def _split(flat: dict[str, Tensor], layout: dict[str, tuple[str, tuple[int, ...]
     for name in sorted(layout):
         kind, shape = layout[name]
         size = math.prod(shape)
+        if starts[kind] + size > len(flat[kind]):
+            raise RuntimeError("there are fewer numbers than the shapes have")
         tensors[name] = flat[kind][starts[kind] : starts[kind] + size].view(shape)
         starts[kind] += size
     return tensors

@@ -112,7 +112,9 @@ def test_a_simulators_process_whose_reply_is_nested_without_end_is_taken_for_dea
     ("layout", "sentence"),
     [
         ({"w": ["float32", [3]]}, "other tensors than its header says"),
-        ({"w": ["float32", [-1, -2]]}, "other tensors than its header says"),
+        ({"w": ["float32", [2**40, 2**40]]}, "other tensors than its header says"),
+        ({"w": ["float32", [-1, -2]]}, "cannot be read"),
+        ({"w": ["float32", [0, 2**63]]}, "cannot be read"),
         ({"w": ["int8", [2]]}, "other tensors than its header says"),
         (None, "cannot be read"),
     ],
